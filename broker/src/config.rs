@@ -1,0 +1,177 @@
+//! The validated configuration: whatever is reachable from a [`Config`] obeys the rules.
+//!
+//! [`file`] is its serde mirror: it parses TOML, applies defaults and names key, value and rule
+//! when something is wrong. Nothing else in the daemon looks at raw configuration.
+
+pub mod file;
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+/// Everything the daemon needs to run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Event loops, each with its own pools. Default: the CPUs this process may use, at most
+    /// [`broker_ebpf::abi::WORKERS_MAX`].
+    pub workers: NonZeroUsize,
+    /// Unix socket that serves the statistics snapshot.
+    pub admin_socket: PathBuf,
+    /// Host address that clients in other network namespaces can reach; without it they are left
+    /// alone (and counted).
+    pub intercept_from_netns: Option<IpAddr>,
+    /// A worker whose last heartbeat is older than this gets no more intercepted connections.
+    pub heartbeat_age_max: Duration,
+    /// How long leases may finish after a stop was asked for.
+    pub drain_timeout: Duration,
+    /// The brokered services, in the order of the file. Names are unique.
+    pub services: Vec<Service>,
+}
+
+/// One brokered service: what clients dial, and where it goes.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Unique name, as shown in statistics.
+    pub name: String,
+    /// Addresses with a listener of this service's own.
+    pub listen: Vec<SocketAddr>,
+    /// Destinations whose `connect()` is rewritten to the broker, on this host.
+    pub intercept: Vec<Intercept>,
+    /// Only processes under these cgroup v2 directories are intercepted; empty means all. At most
+    /// [`broker_ebpf::abi::SERVICE_CGROUPS_MAX`], relative to the cgroup2 mount (`/system.slice/x`).
+    pub cgroups: Vec<PathBuf>,
+    /// The contract for reuse.
+    pub protocol: Protocol,
+    /// Which origin a connection goes to.
+    pub route: Route,
+    /// Static origins; empty only for [`Route::Dialled`]. No duplicates.
+    pub origins: Vec<SocketAddr>,
+    /// Pool settings, per worker and origin.
+    pub pool: PoolConfig,
+    /// Time limits of clients and exchanges.
+    pub timeouts: Timeouts,
+}
+
+/// A destination of clients that the kernel sends to the broker instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intercept {
+    /// The addresses; a single address is a full-length prefix. An IPv4 prefix also matches the
+    /// IPv4-mapped IPv6 destinations in it.
+    pub net: IpNet,
+    /// The TCP port.
+    pub port: u16,
+}
+
+/// What the bytes of a service mean, and so when an origin socket may be used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.x: sockets are reused between exchanges.
+    Http1 {
+        /// Whether a keep-alive client keeps one origin socket for all its exchanges.
+        affinity: Affinity,
+    },
+    /// Unknown bytes: one (pre-warmed) origin socket for each client connection.
+    Opaque {
+        /// Whether a socket may serve another client afterwards.
+        reuse: OpaqueReuse,
+    },
+}
+
+/// How long a keep-alive http1 client holds its origin socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affinity {
+    /// Until the exchange ends: many idle clients share few sockets.
+    #[default]
+    Exchange,
+    /// Until the client's connection ends.
+    Connection,
+}
+
+/// Whether an opaque socket may be reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OpaqueReuse {
+    /// Never.
+    #[default]
+    Never,
+    /// The operator promises a simple request/response protocol: reuse if the last bytes flowed
+    /// from origin to client, the client closed cleanly, both queues are empty and the socket
+    /// stays silent for `settle`.
+    Quiet {
+        /// How long the socket must stay silent.
+        settle: Duration,
+    },
+}
+
+/// Which origin a client's connection goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// The best origin of the service.
+    Balance,
+    /// The very address that the client dialled, only pooled. Origins are discovered as they are
+    /// dialled.
+    Dialled {
+        /// Most origins remembered per worker; the longest idle one is forgotten first.
+        origins_max: NonZeroUsize,
+        /// An origin not dialled for this long is forgotten and its idle sockets are closed.
+        origin_idle: Duration,
+    },
+}
+
+/// Pool settings; each holds for one worker and one origin.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Sockets opened before any request needs them, and kept open.
+    pub prewarm: usize,
+    /// Most idle sockets; 0 disables reuse.
+    pub max_idle: usize,
+    /// An idle socket older than this is closed.
+    pub idle_ttl: Duration,
+    /// A socket older than this is not used again.
+    pub max_lifetime: Duration,
+    /// A socket that served this many exchanges is not used again.
+    pub max_requests: u64,
+    /// Most open sockets (idle and leased); further exchanges wait.
+    pub max_connections: usize,
+    /// Most exchanges waiting for a socket, per worker and service; more are refused.
+    pub max_waiting: usize,
+    /// Longest wait for a socket.
+    pub queue_timeout: Duration,
+    /// Longest TCP handshake with an origin.
+    pub connect_timeout: Duration,
+    /// Most handshakes under way at once.
+    pub max_dials: usize,
+    /// First pause after a failed dial; doubles with each further failure, with jitter.
+    pub backoff_base: Duration,
+    /// Longest pause after failed dials.
+    pub backoff_max: Duration,
+    /// TCP keepalive of origin sockets; `None` turns it off.
+    pub keepalive: Option<Keepalive>,
+}
+
+/// TCP keepalive, see `tcp(7)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Idle time before the first probe.
+    pub idle: Duration,
+    /// Time between probes.
+    pub interval: Duration,
+    /// Unanswered probes until the socket is given up.
+    pub count: u32,
+}
+
+/// Time limits towards clients and within exchanges.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// A client connection with no exchange under way for this long is closed.
+    pub client_idle: Duration,
+    /// A client that neither sends the rest of its request nor takes its response for this long
+    /// is dropped, and the lease with it.
+    pub client_stall: Duration,
+    /// An origin that owes response bytes for this long is given up.
+    pub origin_stall: Duration,
+    /// A tunnel (opaque, upgraded) with no bytes in either direction for this long is closed.
+    pub tunnel_idle: Duration,
+}

@@ -1,0 +1,180 @@
+//! The seam between the daemon and the kernel.
+//!
+//! [`Datapath`] is all the daemon knows of its kernel programs; [`kernel`] loads the real ones,
+//! [`Inert`] stands in where there are none (a host that only listens, and tests).
+
+pub mod kernel;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+use crate::config::Intercept;
+
+/// What the kernel needs to know to send one service's clients to the broker.
+#[derive(Clone, Debug)]
+pub struct InterceptedService {
+    /// Position of the service in the configuration.
+    pub service: u32,
+    /// The destinations to rewrite (`"origins"` already resolved to addresses).
+    pub targets: Vec<Intercept>,
+    /// cgroup v2 ids whose processes are intercepted; empty means every process.
+    pub cgroups: Vec<CgroupId>,
+    /// Whether workers will ask for the [`Datapath::original_destination`] of each client.
+    pub keep_destination: bool,
+    /// The listeners of each worker, in worker order.
+    pub listeners: Vec<WorkerListeners>,
+}
+
+/// A cgroup v2 directory as kernel programs see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CgroupId {
+    /// Inode number of the directory.
+    pub id: u64,
+    /// Depth below the root; the root is 0.
+    pub level: u32,
+}
+
+/// Where one worker takes the intercepted connections of one service.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WorkerListeners {
+    /// Port of the listener on 127.0.0.1.
+    pub loopback_v4: u16,
+    /// Port of the listener on `[::1]`; 0 where IPv6 is not available.
+    pub loopback_v6: u16,
+    /// Listener for clients in other network namespaces, if any.
+    pub netns: Option<SocketAddr>,
+}
+
+/// Kernel services the daemon relies on.
+pub trait Datapath: Send + Sync {
+    /// Marks a socket as the broker's own, before it connects: it is counted as such and never
+    /// intercepted.
+    fn own(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Tells the kernel that this worker is alive. Must be called several times within the
+    /// heartbeat's age limit.
+    fn heartbeat(&self, worker: usize) -> io::Result<()>;
+
+    /// Makes `services` the intercepted ones from now on.
+    fn intercept(&self, services: &[InterceptedService]) -> anyhow::Result<()>;
+
+    /// The address that a client dialled before it was sent to `listener`, if the kernel program
+    /// has noted it. `client` is the peer address of the accepted socket.
+    fn original_destination(
+        &self,
+        client: SocketAddr,
+        listener: SocketAddr,
+    ) -> io::Result<Option<SocketAddr>>;
+
+    /// What the kernel has counted so far.
+    fn counters(&self) -> anyhow::Result<KernelCounters>;
+}
+
+/// What the programs have counted since they were loaded.
+#[derive(Clone, Debug, Default)]
+pub struct KernelCounters {
+    /// Per remote endpoint and party; bounded, see `endpoints_evicted`.
+    pub endpoints: Vec<Endpoint>,
+    /// Endpoints that were pushed out of the bounded map by newer ones.
+    pub endpoints_evicted: u64,
+    /// Sums over all connections by everybody else, exact even if endpoints were evicted.
+    pub totals_others: ConnectionCounters,
+    /// The same for the broker's own connections.
+    pub totals_broker: ConnectionCounters,
+    /// Outcomes of the connect hook.
+    pub intercept: InterceptCounters,
+}
+
+/// The counters of one remote endpoint.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// The remote address.
+    pub remote: SocketAddr,
+    /// Whether these are the broker's own connections.
+    pub broker: bool,
+    /// The counts.
+    pub counters: ConnectionCounters,
+}
+
+/// Active (outgoing) TCP connections, counted by the `sock_ops` program.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionCounters {
+    /// SYNs begun: agrees with `ActiveOpens`.
+    pub attempted: u64,
+    /// Handshakes completed.
+    pub established: u64,
+    /// Handshakes refused by a RST.
+    pub refused: u64,
+    /// Handshakes never answered.
+    pub timed_out: u64,
+    /// Handshakes that failed otherwise (unreachable and the like).
+    pub failed_other: u64,
+    /// Sockets closed by their application before the handshake ended. The kernel does *not*
+    /// count these as `AttemptFails`.
+    pub abandoned: u64,
+    /// Established connections that have left the ESTABLISHED state.
+    pub closed: u64,
+    /// Of those, ended by a RST or a time-out.
+    pub reset: u64,
+    /// Open right now.
+    pub open: u64,
+    /// Most that were ever open at once.
+    pub open_peak: u64,
+    /// Handshake times: bucket `i` counts those of 2^i <= us < 2^(i+1); the first also holds 0.
+    pub handshake_us: Vec<u64>,
+    /// Times from established until leaving that state, the same buckets in milliseconds.
+    pub lifetime_ms: Vec<u64>,
+    /// Sum of all handshake times.
+    pub handshake_us_sum: u64,
+}
+
+/// What became of `connect()` calls to intercepted destinations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InterceptCounters {
+    /// Sent to the broker.
+    pub rewritten: u64,
+    /// Left alone: no worker with a fresh heartbeat.
+    pub stale_heartbeat: u64,
+    /// Left alone: the client is in another network namespace and no reachable address is set.
+    pub other_netns: u64,
+    /// Left alone: the client's cgroup is not among the service's.
+    pub other_cgroup: u64,
+}
+
+/// No kernel programs: counts nothing, intercepts nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Inert;
+
+impl Datapath for Inert {
+    fn own(&self, _socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn heartbeat(&self, _worker: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn intercept(&self, services: &[InterceptedService]) -> anyhow::Result<()> {
+        anyhow::ensure!(services.is_empty(), "interception needs the kernel programs");
+        Ok(())
+    }
+
+    fn original_destination(
+        &self,
+        _client: SocketAddr,
+        _listener: SocketAddr,
+    ) -> io::Result<Option<SocketAddr>> {
+        Ok(None)
+    }
+
+    fn counters(&self) -> anyhow::Result<KernelCounters> {
+        Ok(KernelCounters::default())
+    }
+}
+
+/// Whether an address belongs to this host's loopback.
+#[must_use]
+pub fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}

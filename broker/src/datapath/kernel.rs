@@ -1,0 +1,1 @@
+//! The real kernel programs, loaded with aya.

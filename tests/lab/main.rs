@@ -1,0 +1,2 @@
+//! Demo and benchmarks.
+fn main() {}

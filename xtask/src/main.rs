@@ -1,0 +1,3 @@
+//! Sets up, builds, tests and demonstrates the broker.
+
+fn main() {}
