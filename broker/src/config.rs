@@ -5,6 +5,7 @@
 
 pub mod file;
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -63,6 +64,20 @@ pub struct Intercept {
     pub net: IpNet,
     /// The TCP port.
     pub port: u16,
+}
+
+impl fmt::Display for Intercept {
+    /// As the configuration file writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = self.port;
+        let single = self.net.prefix_len() == self.net.max_prefix_len();
+        match self.net {
+            IpNet::V4(net) if single => write!(f, "{}:{port}", net.addr()),
+            IpNet::V6(net) if single => write!(f, "[{}]:{port}", net.addr()),
+            IpNet::V4(net) => write!(f, "{net}:{port}"),
+            IpNet::V6(net) => write!(f, "[{net}]:{port}"),
+        }
+    }
 }
 
 /// What the bytes of a service mean, and so when an origin socket may be used again.

@@ -1,0 +1,127 @@
+//! Addresses as the file writes them. Errors are rules, to be completed by key and value.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::{IpNet, Ipv4Net};
+
+use crate::config::Intercept;
+
+/// `10.0.0.1:80` or `[fd00::1]:80`, for a listener.
+pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
+    let address = socket_address(text)?;
+    if address.ip().is_multicast() {
+        return Err("a multicast address cannot be listened on".to_owned());
+    }
+    Ok(address)
+}
+
+/// `10.0.0.1:80` or `[fd00::1]:80`, to be dialled.
+pub(super) fn origin(text: &str) -> Result<SocketAddr, String> {
+    let address = socket_address(text)?;
+    reachable(address.ip())?;
+    Ok(address)
+}
+
+/// `10.0.0.1:80`, `10.0.0.0/8:80`, `[fd00::1]:80` or `[fd00::/64]:80`.
+pub(super) fn intercept(text: &str) -> Result<Intercept, String> {
+    const FORM: &str = "must be ADDRESS:PORT or NET/LENGTH:PORT, such as 10.0.0.0/8:80 or \
+                        [fd00::/64]:80, or the word \"origins\"";
+    let (host, port) = text.rsplit_once(':').ok_or(FORM)?;
+    let port = port.parse::<u16>().map_err(|_e| FORM)?;
+    let bracketed = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let net = match (bracketed.unwrap_or(host)).parse::<IpNet>() {
+        Ok(net) => net,
+        Err(_) => {
+            bracketed.unwrap_or(host).parse::<IpAddr>().map(IpNet::from).map_err(|_e| FORM)?
+        }
+    };
+    if matches!(net, IpNet::V6(_)) != bracketed.is_some() {
+        return Err("an IPv6 address is written in brackets and an IPv4 address is not: \
+                    [fd00::/64]:80, 10.0.0.0/8:80"
+            .to_owned());
+    }
+    if port == 0 {
+        return Err(PORT_RULE.to_owned());
+    }
+    if net != net.trunc() {
+        let corrected = Intercept { net: net.trunc(), port };
+        return Err(format!("has bits set beyond its prefix length; did you mean {corrected}?"));
+    }
+    if net.prefix_len() == net.max_prefix_len() || net.addr().is_multicast() {
+        reachable(net.addr())?;
+    }
+    Ok(Intercept { net: canonical(net), port })
+}
+
+const PORT_RULE: &str = "the port must be 1..=65535";
+
+/// An address as the rules compare it: IPv4-mapped IPv6 is IPv4.
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let mut address = text
+        .parse::<SocketAddr>()
+        .map_err(|_e| "must be ADDRESS:PORT, such as 10.0.0.1:80 or [fd00::1]:80")?;
+    if address.port() == 0 {
+        return Err(PORT_RULE.to_owned());
+    }
+    if address.is_ipv6() && address.ip().to_canonical().is_ipv4() {
+        address.set_ip(address.ip().to_canonical());
+    }
+    Ok(address)
+}
+
+fn reachable(ip: IpAddr) -> Result<(), String> {
+    if ip.to_canonical().is_unspecified() {
+        return Err("the unspecified address is nobody's; name the host's own".to_owned());
+    }
+    if ip.to_canonical().is_multicast() {
+        return Err("TCP cannot connect to a multicast address".to_owned());
+    }
+    Ok(())
+}
+
+/// `::ffff:10.0.0.0/104` is `10.0.0.0/8`.
+fn canonical(net: IpNet) -> IpNet {
+    if let (IpNet::V6(v6), IpAddr::V4(v4)) = (net, net.addr().to_canonical())
+        && let Some(length) = v6.prefix_len().checked_sub(96)
+        && let Ok(mapped) = Ipv4Net::new(v4, length)
+    {
+        return IpNet::V4(mapped);
+    }
+    net
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str) -> String {
+        match intercept(text) {
+            Ok(Intercept { net, port }) => format!("{net} {port}"),
+            Err(rule) => rule,
+        }
+    }
+
+    #[test]
+    fn intercept_forms() {
+        assert_eq!(shown("10.9.0.10:80"), "10.9.0.10/32 80");
+        assert_eq!(shown("10.0.0.0/8:80"), "10.0.0.0/8 80");
+        assert_eq!(shown("0.0.0.0/0:80"), "0.0.0.0/0 80");
+        assert_eq!(shown("[fd00::/64]:80"), "fd00::/64 80");
+        assert_eq!(shown("[::1]:80"), "::1/128 80");
+        assert_eq!(shown("[::ffff:10.0.0.0/104]:80"), "10.0.0.0/8 80");
+    }
+
+    #[test]
+    fn intercept_mistakes() {
+        assert!(shown("10.0.0.1/8:80").ends_with("did you mean 10.0.0.0/8:80?"));
+        assert!(shown("[fd00::1/64]:80").ends_with("did you mean [fd00::/64]:80?"));
+        assert!(shown("10.0.0.1").starts_with("must be ADDRESS:PORT"));
+        assert!(shown("10.0.0.1:http").starts_with("must be ADDRESS:PORT"));
+        assert!(shown("10.0.0.0/33:80").starts_with("must be ADDRESS:PORT"));
+        assert!(shown("fd00::1:80").starts_with("an IPv6 address is written in brackets"));
+        assert!(shown("[10.0.0.1]:80").starts_with("an IPv6 address is written in brackets"));
+        assert!(shown("0.0.0.0:80").starts_with("the unspecified address"));
+        assert!(shown("224.0.0.0/4:80").contains("multicast"));
+        assert_eq!(shown("10.0.0.1:0"), PORT_RULE);
+    }
+}

@@ -1,0 +1,157 @@
+//! The serde mirror of the file: its shape, the documentation of its keys, and their defaults.
+//!
+//! Values whose text has rules of its own (addresses, durations, words) stay strings here, so that
+//! [`super::rules`] can name the service they belong to and go on to the next one.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+
+/// The whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    /// Event loops. Default: the CPUs this process may use, because a worker is one busy thread.
+    pub workers: Option<usize>,
+    /// Default `/run/broker/admin.sock`: what the systemd unit's `RuntimeDirectory` makes.
+    pub admin_socket: Option<PathBuf>,
+    /// Default: clients in other network namespaces are left alone.
+    pub intercept_from_netns: Option<String>,
+    /// Default 1 s: longer than any healthy stall of an event loop, short enough that clients of a
+    /// hung daemon reach their origins directly before people notice.
+    pub heartbeat_age_max: Option<String>,
+    /// Default 30 s: long enough for slow answers; the unit's `TimeoutStopSec` is set above it.
+    pub drain_timeout: Option<String>,
+    /// At least one.
+    #[serde(default)]
+    pub service: Vec<Service>,
+}
+
+/// One `[[service]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Service {
+    pub name: String,
+    #[serde(default)]
+    pub listen: Vec<String>,
+    #[serde(default)]
+    pub intercept: Vec<String>,
+    /// Default: processes of every cgroup.
+    #[serde(default)]
+    pub cgroups: Vec<String>,
+    /// No default: it is the operator's promise about the bytes, and reuse rests on it.
+    pub protocol: Option<String>,
+    /// http1 only. Default `exchange`: many idle keep-alive clients then share few sockets.
+    pub affinity: Option<String>,
+    /// opaque only. Default `never`: nothing in unknown bytes says where an exchange ends.
+    pub reuse: Option<String>,
+    /// `reuse = "quiet"` only. Default 20 ms: late bytes of an answer come within a round trip.
+    pub settle_time: Option<String>,
+    /// Default `balance`.
+    pub route: Option<String>,
+    /// dialled only. Default 1024: bounds the memory that a scan of a whole network can take.
+    pub origins_max: Option<usize>,
+    /// dialled only. Default 5 min: outlives the pauses between runs of cron jobs every minute.
+    pub origin_idle: Option<String>,
+    #[serde(default)]
+    pub origins: Vec<String>,
+    #[serde(default)]
+    pub pool: Pool,
+    #[serde(default)]
+    pub timeouts: Timeouts,
+}
+
+/// `[service.pool]`: per worker and origin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pool {
+    /// Default 2 (but at most `max_idle` and `max_connections`): the first request finds a warm
+    /// socket and so does one beside it. 0 for `route = "dialled"`: an address that somebody
+    /// dialled once has not asked for more connections than that.
+    pub prewarm: Option<usize>,
+    /// Default 64: above the concurrency that most workers see per origin, and small beside an
+    /// origin's usual limit of connections.
+    pub max_idle: Option<usize>,
+    /// Default 30 s: undercuts the keep-alive timeouts that servers commonly have (60 s, 75 s);
+    /// shorter ones are learnt when the origin announces them.
+    pub idle_ttl: Option<String>,
+    /// Default 10 min: changes behind an address (a redeployed origin, a moved virtual IP) get
+    /// traffic within that time, and one handshake in ten minutes costs nothing.
+    pub max_lifetime: Option<String>,
+    /// Default 10000: bounds what an origin that leaks per connection can leak.
+    pub max_requests: Option<u64>,
+    /// Default 1024: nginx's and Envoy's own order of magnitude; protects the origin.
+    pub max_connections: Option<usize>,
+    /// Default 4096: four times `max_connections`; a longer queue only hides an outage.
+    pub max_waiting: Option<usize>,
+    /// Default 5 s: most clients give up soon after.
+    pub queue_timeout: Option<String>,
+    /// Default 2 s: a lost SYN is sent again after 1 s; the second copy may still arrive.
+    pub connect_timeout: Option<String>,
+    /// Default 8: keeps a cold start from flooding the origin's accept queue.
+    pub max_dials: Option<usize>,
+    /// Default 50 ms: a restart of an origin takes about that long at least.
+    pub backoff_base: Option<String>,
+    /// Default 5 s: a recovered origin is found again within that time.
+    pub backoff_max: Option<String>,
+    /// Default 30 s / 10 s / 3: a silently dead peer is found within a minute, also through
+    /// stateful firewalls that forget idle connections.
+    pub keepalive: Option<Keepalive>,
+}
+
+/// `[service.timeouts]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Timeouts {
+    /// Default 75 s: nginx's `keepalive_timeout`; clients that worked with it keep working.
+    pub client_idle: Option<String>,
+    /// Default 30 s: a slow client may pause, but must not hold an origin socket for ever.
+    pub client_stall: Option<String>,
+    /// Default 5 min: slow reports are legitimate; the client's own limit usually comes first.
+    pub origin_stall: Option<String>,
+    /// Default 1 h: web sockets and database sessions idle for long; keepalive finds dead ones.
+    pub tunnel_idle: Option<String>,
+}
+
+/// `keepalive = false`, `true` or a table.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Keepalive {
+    Off,
+    On(KeepaliveTable),
+}
+
+/// The table form; what is left out has its default.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KeepaliveTable {
+    pub idle: Option<String>,
+    pub interval: Option<String>,
+    pub count: Option<u32>,
+}
+
+// By hand, because serde's untagged enums answer every mistake with "matched no variant".
+impl<'de> Deserialize<'de> for Keepalive {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BoolOrTable;
+
+        impl<'de> Visitor<'de> for BoolOrTable {
+            type Value = Keepalive;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`false` or { idle = \"30s\", interval = \"10s\", count = 3 }")
+            }
+
+            fn visit_bool<E>(self, on: bool) -> Result<Keepalive, E> {
+                Ok(if on { Keepalive::On(KeepaliveTable::default()) } else { Keepalive::Off })
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Keepalive, M::Error> {
+                KeepaliveTable::deserialize(MapAccessDeserializer::new(map)).map(Keepalive::On)
+            }
+        }
+
+        deserializer.deserialize_any(BoolOrTable)
+    }
+}

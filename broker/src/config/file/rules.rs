@@ -1,0 +1,304 @@
+//! From the mirror to a [`Config`]: every rule, each broken one collected.
+//!
+//! A value that breaks a rule is replaced by its default and the walk goes on; the result is
+//! thrown away in that case, so the stand-in never gets anywhere.
+
+mod check;
+mod pool;
+mod unique;
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use broker_ebpf::abi;
+use ipnet::IpNet;
+
+use self::check::Checker;
+use super::{Problem, address, raw};
+use crate::config::{
+    Affinity, Config, Intercept, OpaqueReuse, PoolConfig, Protocol, Route, Service,
+};
+
+const ADMIN_SOCKET: &str = "/run/broker/admin.sock";
+/// `sockaddr_un` has room for 108 bytes, the last one being NUL.
+const SOCKET_PATH_LEN_MAX: usize = 107;
+/// Names become labels of metrics and columns of tables.
+const NAME_LEN_MAX: usize = 64;
+/// A worker beats several times within the limit, and an event loop may be busy for some
+/// milliseconds; less would make interception flap.
+const HEARTBEAT_AGE_MIN: Duration = Duration::from_millis(100);
+
+pub(super) fn validate(file: raw::File) -> Result<Config, Vec<Problem>> {
+    let mut check = Checker::default();
+    let workers =
+        check.number("workers", file.workers, default_workers().get(), 1..=abi::WORKERS_MAX);
+    let admin_socket = file.admin_socket.unwrap_or_else(|| ADMIN_SOCKET.into());
+    if !admin_socket.is_absolute() || admin_socket.as_os_str().len() > SOCKET_PATH_LEN_MAX {
+        check.broken(
+            "admin_socket",
+            quoted(&admin_socket.to_string_lossy()),
+            format!("must be an absolute path of at most {SOCKET_PATH_LEN_MAX} bytes"),
+        );
+    }
+    let intercept_from_netns = file.intercept_from_netns.and_then(|text| netns(&mut check, &text));
+    let heartbeat_age_max = check.duration_from(
+        "heartbeat_age_max",
+        file.heartbeat_age_max.as_deref(),
+        Duration::from_secs(1),
+        HEARTBEAT_AGE_MIN,
+    );
+    let drain_timeout = check.duration_from(
+        "drain_timeout",
+        file.drain_timeout.as_deref(),
+        Duration::from_secs(30),
+        Duration::ZERO,
+    );
+    if file.service.is_empty() {
+        check.broken("service", "", "at least one [[service]] is needed");
+    }
+    let mut services = Vec::new();
+    for (i, raw) in file.service.into_iter().enumerate() {
+        check.enter_service(i, &raw.name);
+        services.push(service(&mut check, raw));
+    }
+    unique::across_services(&mut check, &services);
+    check.finish(Config {
+        workers: NonZeroUsize::new(workers).unwrap_or(NonZeroUsize::MIN),
+        admin_socket,
+        intercept_from_netns,
+        heartbeat_age_max,
+        drain_timeout,
+        services,
+    })
+}
+
+fn default_workers() -> NonZeroUsize {
+    let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    available.min(NonZeroUsize::new(abi::WORKERS_MAX).unwrap_or(NonZeroUsize::MIN))
+}
+
+fn netns(check: &mut Checker, text: &str) -> Option<IpAddr> {
+    let rule = match text.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        Err(_) => "must be an IP address of this host, without a port",
+        Ok(ip) if ip.is_loopback() => {
+            "must not be a loopback address: other network namespaces have a loopback of their own"
+        }
+        Ok(ip) if ip.is_unspecified() || ip.is_multicast() => {
+            "must be one address that clients in other network namespaces can reach"
+        }
+        Ok(ip) => return Some(ip),
+    };
+    check.broken("intercept_from_netns", quoted(text), rule);
+    None
+}
+
+fn service(check: &mut Checker, raw: raw::Service) -> Service {
+    name(check, &raw.name);
+    let listen = addresses(check, "listen", &raw.listen, address::listen);
+    let origins = addresses(check, "origins", &raw.origins, address::origin);
+    let protocol = protocol(check, &raw);
+    let route = route(check, &raw);
+    let intercept = intercept(check, &raw.intercept, &origins, raw.origins.is_empty());
+    let cgroups = cgroups(check, &raw.cgroups);
+    if raw.listen.is_empty() && raw.intercept.is_empty() {
+        check.broken(
+            "listen",
+            "",
+            "a service needs `listen` or `intercept`, or clients never meet it",
+        );
+    }
+    if !raw.cgroups.is_empty() && raw.intercept.is_empty() {
+        check.broken(
+            "cgroups",
+            quoted_list(&raw.cgroups),
+            "restricts `intercept`, and there is none",
+        );
+    }
+    let pool: PoolConfig = pool::pool(check, raw.pool, protocol, route);
+    let timeouts = pool::timeouts(check, &raw.timeouts);
+    Service { name: raw.name, listen, intercept, cgroups, protocol, route, origins, pool, timeouts }
+}
+
+fn name(check: &mut Checker, name: &str) {
+    let usable = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > NAME_LEN_MAX || !name.chars().all(usable) {
+        check.broken(
+            "name",
+            quoted(name),
+            format!("must be 1..={NAME_LEN_MAX} of A-Z a-z 0-9 - _ ."),
+        );
+    }
+}
+
+/// Parses a list, refusing what is given twice.
+fn addresses(
+    check: &mut Checker,
+    key: &str,
+    texts: &[String],
+    parse: fn(&str) -> Result<SocketAddr, String>,
+) -> Vec<SocketAddr> {
+    let mut all = Vec::new();
+    for text in texts {
+        match parse(text) {
+            Ok(address) if all.contains(&address) => {
+                check.broken(key, quoted(text), "is given twice");
+            }
+            Ok(address) => all.push(address),
+            Err(rule) => check.broken(key, quoted(text), rule),
+        }
+    }
+    all
+}
+
+fn protocol(check: &mut Checker, raw: &raw::Service) -> Protocol {
+    let opaque = check.choice(
+        "protocol",
+        raw.protocol.as_deref(),
+        &[("http1", false), ("opaque", true)],
+        None,
+    );
+    let affinity = check.choice(
+        "affinity",
+        raw.affinity.as_deref(),
+        &[("exchange", Affinity::Exchange), ("connection", Affinity::Connection)],
+        Some(Affinity::default()),
+    );
+    let quiet = check.choice(
+        "reuse",
+        raw.reuse.as_deref(),
+        &[("never", false), ("quiet", true)],
+        Some(false),
+    );
+    let settle =
+        check.duration("settle_time", raw.settle_time.as_deref(), Duration::from_millis(20));
+    if opaque == Some(false) {
+        check.absent(
+            "reuse",
+            raw.reuse.as_deref().map(quoted),
+            "belongs to protocol = \"opaque\"; http1 knows by itself when a socket is clean",
+        );
+    }
+    if opaque == Some(true) {
+        check.absent(
+            "affinity",
+            raw.affinity.as_deref().map(quoted),
+            "belongs to protocol = \"http1\"; opaque always keeps one socket for each client",
+        );
+    }
+    if quiet == Some(false) || opaque == Some(false) {
+        check.absent(
+            "settle_time",
+            raw.settle_time.as_deref().map(quoted),
+            "belongs to protocol = \"opaque\" with reuse = \"quiet\"",
+        );
+    }
+    match (opaque, quiet) {
+        (Some(true), Some(true)) => Protocol::Opaque { reuse: OpaqueReuse::Quiet { settle } },
+        (Some(true), _) => Protocol::Opaque { reuse: OpaqueReuse::Never },
+        _ => Protocol::Http1 { affinity: affinity.unwrap_or_default() },
+    }
+}
+
+fn route(check: &mut Checker, raw: &raw::Service) -> Route {
+    let dialled = check.choice(
+        "route",
+        raw.route.as_deref(),
+        &[("balance", false), ("dialled", true)],
+        Some(false),
+    );
+    let origins_max = check.number("origins_max", raw.origins_max, 1024, 1..=65_536);
+    let origin_idle =
+        check.duration("origin_idle", raw.origin_idle.as_deref(), Duration::from_mins(5));
+    if dialled == Some(false) {
+        let rule = "belongs to route = \"dialled\"";
+        check.absent("origins_max", raw.origins_max, rule);
+        check.absent("origin_idle", raw.origin_idle.as_deref().map(quoted), rule);
+        if raw.origins.is_empty() {
+            check.broken("origins", "", "route = \"balance\" needs at least one");
+        }
+    }
+    if dialled != Some(true) {
+        return Route::Balance;
+    }
+    if !raw.listen.is_empty() {
+        check.broken("listen", quoted_list(&raw.listen), "route = \"dialled\" goes where the client dialled, and that would be this very listener; use `intercept`");
+    }
+    if raw.intercept.is_empty() {
+        check.broken("intercept", "", "route = \"dialled\" needs it: only intercepted connections have an address that the client dialled");
+    }
+    Route::Dialled {
+        origins_max: NonZeroUsize::new(origins_max).unwrap_or(NonZeroUsize::MIN),
+        origin_idle,
+    }
+}
+
+fn intercept(
+    check: &mut Checker,
+    texts: &[String],
+    origins: &[SocketAddr],
+    no_origins: bool,
+) -> Vec<Intercept> {
+    let mut all = Vec::new();
+    for text in texts.iter().filter(|t| *t != "origins") {
+        match address::intercept(text) {
+            Ok(target) if all.contains(&target) => {
+                check.broken("intercept", quoted(text), "is given twice");
+            }
+            Ok(target) => all.push(target),
+            Err(rule) => check.broken("intercept", quoted(text), rule),
+        }
+    }
+    if texts.iter().any(|t| t == "origins") {
+        if no_origins {
+            check.broken(
+                "intercept",
+                quoted("origins"),
+                "stands for the addresses in `origins`, and there are none",
+            );
+        }
+        for origin in origins {
+            let target = Intercept { net: IpNet::from(origin.ip()), port: origin.port() };
+            if !all.contains(&target) {
+                all.push(target);
+            }
+        }
+    }
+    all
+}
+
+fn cgroups(check: &mut Checker, texts: &[String]) -> Vec<PathBuf> {
+    if texts.len() > abi::SERVICE_CGROUPS_MAX {
+        check.broken(
+            "cgroups",
+            quoted_list(texts),
+            format!("at most {} paths", abi::SERVICE_CGROUPS_MAX),
+        );
+    }
+    let mut all = Vec::new();
+    for text in texts {
+        let path = Path::new(text);
+        let plain = |c: Component<'_>| matches!(c, Component::RootDir | Component::Normal(_));
+        let rule = if !path.is_absolute() || !path.components().all(plain) {
+            "must be an absolute path without `..`"
+        } else if path.starts_with("/sys/fs/cgroup") {
+            "starts at the cgroup2 mount, as in /proc/PID/cgroup: /system.slice/php.service"
+        } else if all.iter().any(|p| p == path) {
+            "is given twice"
+        } else {
+            all.push(path.to_owned());
+            continue;
+        };
+        check.broken("cgroups", quoted(text), rule);
+    }
+    all
+}
+
+fn quoted(text: &str) -> String {
+    format!("{text:?}")
+}
+
+fn quoted_list(texts: &[String]) -> String {
+    format!("{texts:?}")
+}

@@ -1,0 +1,75 @@
+//! Rules between services: names, listeners, targets, loops.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+use super::check::Checker;
+use super::quoted;
+use crate::config::Service;
+
+pub(super) fn across_services(check: &mut Checker, services: &[Service]) {
+    // Hashed, because an operator's generator may well write thousands of them.
+    let mut names = HashMap::new();
+    let mut targets: HashMap<(IpNet, u16), usize> = HashMap::new();
+    let mut listeners: HashMap<u16, Vec<(usize, SocketAddr)>> = HashMap::new();
+    for (i, service) in services.iter().enumerate() {
+        check.enter_service(i, &service.name);
+        if let Some(first) = names.insert(&service.name, i) {
+            let rule = format!("is also the name of service #{}", first + 1);
+            check.broken("name", quoted(&service.name), rule);
+        }
+        for target in &service.intercept {
+            let first = *targets.entry((target.net, target.port)).or_insert(i);
+            if first != i {
+                let rule = format!("is intercepted by service {:?} already", services[first].name);
+                check.broken("intercept", quoted(&target.to_string()), rule);
+            }
+        }
+        for &listen in &service.listen {
+            let same_port = listeners.entry(listen.port()).or_default();
+            if let Some((first, other)) = same_port.iter().find(|(_, o)| clash(*o, listen)) {
+                let of = &services[*first].name;
+                let rule = if *other == listen {
+                    format!("service {of:?} listens there already")
+                } else {
+                    format!(
+                        "clashes with \"{other}\" of service {of:?}: 0.0.0.0 takes every IPv4 \
+                         address, and [::] every address"
+                    )
+                };
+                check.broken("listen", quoted(&listen.to_string()), rule);
+            }
+            same_port.push((i, listen));
+        }
+    }
+    for (i, service) in services.iter().enumerate() {
+        check.enter_service(i, &service.name);
+        for &origin in &service.origins {
+            let own = listeners.get(&origin.port()).and_then(|same_port| {
+                same_port.iter().find(|(_, listen)| reaches(origin, *listen))
+            });
+            if let Some((of, listen)) = own {
+                let rule =
+                    format!("would loop: service {:?} listens on \"{listen}\"", services[*of].name);
+                check.broken("origins", quoted(&origin.to_string()), rule);
+            }
+        }
+    }
+}
+
+/// Whether two listeners of the same port would both be offered the same connection.
+fn clash(a: SocketAddr, b: SocketAddr) -> bool {
+    a.ip() == b.ip() || covers(a.ip(), b.ip()) || covers(b.ip(), a.ip())
+}
+
+fn covers(wide: IpAddr, narrow: IpAddr) -> bool {
+    wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
+}
+
+/// Whether a connection to `origin` surely ends at our listener. A wildcard listener also has the
+/// host's other addresses, but those are not known here.
+fn reaches(origin: SocketAddr, listen: SocketAddr) -> bool {
+    origin.ip() == listen.ip() || (origin.ip().is_loopback() && covers(listen.ip(), origin.ip()))
+}

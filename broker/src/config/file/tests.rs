@@ -1,0 +1,453 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Route};
+
+const MINIMAL: &str = r#"
+[[service]]
+name = "web"
+listen = ["127.0.0.1:8080"]
+protocol = "http1"
+origins = ["10.0.0.1:80"]
+"#;
+
+/// Compares the problems found in a file, without the file's name in front.
+fn check(text: &str, expected: &[&str]) {
+    let found = match parse(text, "f") {
+        Ok(_) => Vec::new(),
+        Err(ConfigError::Invalid { problems, .. }) => {
+            problems.iter().map(ToString::to_string).collect()
+        }
+        Err(error) => vec![error.to_string()],
+    };
+    assert_eq!(found, expected, "in {text}");
+}
+
+/// The minimal service plus some keys of its own.
+fn check_keys(keys: &str, expected: &[&str]) {
+    check(&format!("{MINIMAL}{keys}"), expected);
+}
+
+/// An http1 service that intercepts.
+fn intercepting(targets: &str, keys: &str) -> String {
+    format!(
+        "[[service]]\nname = \"i\"\nintercept = {targets}\nprotocol = \"http1\"\n\
+         origins = [\"10.0.0.1:80\"]\n{keys}\n"
+    )
+}
+
+fn parsed(text: &str) -> Config {
+    parse(text, "f").unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn defaults() {
+    let config = parsed(MINIMAL);
+    assert_eq!(config.admin_socket, Path::new("/run/broker/admin.sock"));
+    assert!(config.workers.get() <= broker_ebpf::abi::WORKERS_MAX);
+    assert_eq!(config.heartbeat_age_max, Duration::from_secs(1));
+    assert_eq!(config.drain_timeout, Duration::from_secs(30));
+    let service = &config.services[0];
+    assert_eq!(service.protocol, Protocol::Http1 { affinity: Affinity::Exchange });
+    assert_eq!(service.route, Route::Balance);
+    assert_eq!((service.pool.prewarm, service.pool.max_idle), (2, 64));
+    assert_eq!(service.pool.keepalive.map(|k| k.count), Some(3));
+    assert_eq!(service.timeouts.client_idle, Duration::from_secs(75));
+    assert!(warnings(&config).is_empty());
+}
+
+#[test]
+fn everything_set() {
+    let config = parsed(
+        r#"
+        workers = 3
+        admin_socket = "/tmp/admin.sock"
+        intercept_from_netns = "10.1.0.1"
+        heartbeat_age_max = "500ms"
+        drain_timeout = "0s"
+        [[service]]
+        name = "web"
+        intercept = ["10.9.0.10:80", "10.0.0.0/8:80", "[fd00::/64]:80", "[::1]:80", "origins"]
+        cgroups = ["/system.slice/php.service"]
+        protocol = "http1"
+        affinity = "connection"
+        route = "dialled"
+        origins_max = 16
+        origin_idle = "1m"
+        origins = ["10.0.0.1:80", "[fd00::1]:80", "[::ffff:10.0.0.2]:80"]
+        [service.pool]
+        prewarm = 1
+        max_requests = 5
+        keepalive = { count = 5 }
+        [service.timeouts]
+        tunnel_idle = "2h"
+        [[service]]
+        name = "db"
+        listen = ["[::1]:5432"]
+        protocol = "opaque"
+        reuse = "quiet"
+        settle_time = "5ms"
+        origins = ["10.0.0.9:5432"]
+        pool = { keepalive = false, max_idle = 0 }
+        "#,
+    );
+    let [web, db] = &config.services[..] else { panic!("{config:?}") };
+    assert_eq!(web.intercept.len(), 7);
+    assert_eq!(web.origins[2].to_string(), "10.0.0.2:80", "mapped addresses are IPv4");
+    assert_eq!(
+        web.pool.keepalive,
+        Some(Keepalive {
+            idle: Duration::from_secs(30),
+            interval: Duration::from_secs(10),
+            count: 5
+        })
+    );
+    assert!(matches!(web.route, Route::Dialled { origins_max, .. } if origins_max.get() == 16));
+    let reuse = OpaqueReuse::Quiet { settle: Duration::from_millis(5) };
+    assert_eq!(db.protocol, Protocol::Opaque { reuse });
+    assert_eq!(db.pool.keepalive, None);
+    assert_eq!(db.pool.prewarm, 2, "max_idle does not limit an opaque service's warm sockets");
+}
+
+#[test]
+fn shape_errors_have_lines() {
+    let error = parse("workers = 2\nworker = 3\n", "f.toml").unwrap_err().to_string();
+    assert!(error.starts_with("f.toml: TOML parse error at line 2, column 1"), "{error}");
+    assert!(error.contains("unknown field `worker`"), "{error}");
+    let error = parse(&format!("{MINIMAL}pool = {{ prewarm = -1 }}"), "f").unwrap_err();
+    assert!(error.to_string().contains("line 7"), "{error}");
+    let error = parse(&format!("{MINIMAL}pool = {{ keepalive = 3 }}"), "f").unwrap_err();
+    assert!(error.to_string().contains("expected `false` or { idle ="), "{error}");
+    let error = parse(&format!("{MINIMAL}[service.pool.keepalive]\nidel = \"1s\""), "f");
+    assert!(error.unwrap_err().to_string().contains("unknown field `idel`"));
+    let error = load(Path::new("/nonexistent/b.toml")).unwrap_err();
+    assert_eq!(error.to_string(), "cannot read /nonexistent/b.toml");
+}
+
+#[test]
+fn every_problem_is_reported_with_its_place() {
+    let text = r#"
+        workers = 0
+        heartbeat_age_max = "1ms"
+        [[service]]
+        name = "web"
+        listen = ["127.0.0.1:0"]
+        protocol = "http2"
+        pool = { prewarm = 9, max_idle = 8, idle_ttl = "soon" }
+        [[service]]
+        name = "web"
+        protocol = "opaque"
+        affinity = "exchange"
+        origins = ["10.0.0.1:80"]
+    "#;
+    check(
+        text,
+        &[
+            "workers = 0: must be 1..=64",
+            "heartbeat_age_max = \"1ms\": must be at least 100ms",
+            "service \"web\": listen = \"127.0.0.1:0\": the port must be 1..=65535",
+            "service \"web\": protocol = \"http2\": must be \"http1\" or \"opaque\"",
+            "service \"web\": origins: route = \"balance\" needs at least one",
+            "service \"web\": pool.prewarm = 9: must not be larger than pool.max_idle (8)",
+            "service \"web\": pool.idle_ttl = \"soon\": must be a duration such as \"20ms\", \"30s\" or \"5m\"",
+            "service \"web\": affinity = \"exchange\": belongs to protocol = \"http1\"; opaque always keeps one socket for each client",
+            "service \"web\": listen: a service needs `listen` or `intercept`, or clients never meet it",
+            "service \"web\": name = \"web\": is also the name of service #1",
+        ],
+    );
+    let shown = parse(text, "f").unwrap_err().to_string();
+    assert!(shown.lines().all(|line| line.starts_with("f: ")), "{shown}");
+}
+
+#[test]
+fn top_level_rules() {
+    check("", &["service: at least one [[service]] is needed"]);
+    let with = |keys: &str| format!("{keys}\n{MINIMAL}");
+    check(&with("workers = 65"), &["workers = 65: must be 1..=64"]);
+    check(
+        &with("admin_socket = \"a.sock\""),
+        &["admin_socket = \"a.sock\": must be an absolute path of at most 107 bytes"],
+    );
+    check(
+        &with("intercept_from_netns = \"::1\""),
+        &[
+            "intercept_from_netns = \"::1\": must not be a loopback address: other network namespaces have a loopback of their own",
+        ],
+    );
+    check(
+        &with("intercept_from_netns = \"0.0.0.0\""),
+        &[
+            "intercept_from_netns = \"0.0.0.0\": must be one address that clients in other network namespaces can reach",
+        ],
+    );
+    check(
+        &with("intercept_from_netns = \"10.0.0.1:80\""),
+        &[
+            "intercept_from_netns = \"10.0.0.1:80\": must be an IP address of this host, without a port",
+        ],
+    );
+    check(
+        &with("heartbeat_age_max = \"0s\""),
+        &["heartbeat_age_max = \"0s\": must be longer than zero"],
+    );
+}
+
+#[test]
+fn names() {
+    let named = |name: &str| MINIMAL.replace("\"web\"", name);
+    check(&named("\"\""), &["service #1: name = \"\": must be 1..=64 of A-Z a-z 0-9 - _ ."]);
+    check(
+        &named("\"a b\""),
+        &["service \"a b\": name = \"a b\": must be 1..=64 of A-Z a-z 0-9 - _ ."],
+    );
+}
+
+#[test]
+fn listeners_clash() {
+    let second = |listen: &str| {
+        format!(
+            "{MINIMAL}\n[[service]]\nname = \"two\"\nlisten = [{listen}]\nprotocol = \"http1\"\n\
+             origins = [\"10.0.0.1:80\"]\n"
+        )
+    };
+    check(
+        &second("\"127.0.0.1:8080\""),
+        &["service \"two\": listen = \"127.0.0.1:8080\": service \"web\" listens there already"],
+    );
+    for wildcard in ["0.0.0.0:8080", "[::]:8080"] {
+        check(
+            &second(&format!("{wildcard:?}")),
+            &[&format!(
+                "service \"two\": listen = \"{wildcard}\": clashes with \"127.0.0.1:8080\" of service \
+             \"web\": 0.0.0.0 takes every IPv4 address, and [::] every address"
+            )],
+        );
+    }
+    check(&second("\"[::1]:8080\", \"127.0.0.2:8080\""), &[]);
+    check(
+        &second("\"10.0.0.7:1\", \"10.0.0.7:1\""),
+        &["service \"two\": listen = \"10.0.0.7:1\": is given twice"],
+    );
+}
+
+#[test]
+fn intercept_targets() {
+    check(
+        &intercepting("[\"10.0.0.1/8:80\"]", ""),
+        &[
+            "service \"i\": intercept = \"10.0.0.1/8:80\": has bits set beyond its prefix length; did you mean 10.0.0.0/8:80?",
+        ],
+    );
+    let nested = intercepting("[\"10.0.0.0/8:80\"]", "")
+        + &intercepting("[\"10.1.0.0/16:80\", \"10.0.0.0/8:81\"]", "").replace("\"i\"", "\"j\"");
+    check(&nested, &[]);
+    let same = intercepting("[\"origins\"]", "")
+        + &intercepting("[\"10.0.0.1/32:80\"]", "").replace("\"i\"", "\"j\"");
+    check(
+        &same,
+        &["service \"j\": intercept = \"10.0.0.1:80\": is intercepted by service \"i\" already"],
+    );
+    check(&intercepting("[\"10.0.0.1:80\", \"origins\"]", ""), &[]);
+    let none = intercepting("[\"origins\"]", "route = \"dialled\"")
+        .replace("origins = [\"10.0.0.1:80\"]", "origins = []");
+    check(
+        &none,
+        &[
+            "service \"i\": intercept = \"origins\": stands for the addresses in `origins`, and there are none",
+        ],
+    );
+}
+
+#[test]
+fn origin_rules() {
+    let origins = |list: &str| MINIMAL.replace("[\"10.0.0.1:80\"]", list);
+    check(
+        &origins("[\"10.0.0.1:80\", \"10.0.0.1:80\"]"),
+        &["service \"web\": origins = \"10.0.0.1:80\": is given twice"],
+    );
+    check(
+        &origins("[\"0.0.0.0:80\", \"[ff02::1]:80\", \"example.com:80\"]"),
+        &[
+            "service \"web\": origins = \"0.0.0.0:80\": the unspecified address is nobody's; name the host's own",
+            "service \"web\": origins = \"[ff02::1]:80\": TCP cannot connect to a multicast address",
+            "service \"web\": origins = \"example.com:80\": must be ADDRESS:PORT, such as 10.0.0.1:80 or [fd00::1]:80",
+        ],
+    );
+    check(
+        &origins("[\"127.0.0.1:8080\"]"),
+        &[
+            "service \"web\": origins = \"127.0.0.1:8080\": would loop: service \"web\" listens on \"127.0.0.1:8080\"",
+        ],
+    );
+    check(
+        &origins("[\"127.0.0.9:8080\"]").replace("127.0.0.1:8080", "[::]:8080"),
+        &[
+            "service \"web\": origins = \"127.0.0.9:8080\": would loop: service \"web\" listens on \"[::]:8080\"",
+        ],
+    );
+}
+
+#[test]
+fn keys_belong_together() {
+    check_keys(
+        "reuse = \"never\"",
+        &[
+            "service \"web\": reuse = \"never\": belongs to protocol = \"opaque\"; http1 knows by itself when a socket is clean",
+        ],
+    );
+    let opaque = MINIMAL.replace("http1", "opaque");
+    check(
+        &format!("{opaque}settle_time = \"1s\""),
+        &[
+            "service \"web\": settle_time = \"1s\": belongs to protocol = \"opaque\" with reuse = \"quiet\"",
+        ],
+    );
+    check(
+        &format!("{opaque}reuse = \"quiet\"\nsettle_time = \"0s\""),
+        &["service \"web\": settle_time = \"0s\": must be longer than zero"],
+    );
+    check_keys(
+        "origins_max = 9\norigin_idle = \"1s\"",
+        &[
+            "service \"web\": origins_max = 9: belongs to route = \"dialled\"",
+            "service \"web\": origin_idle = \"1s\": belongs to route = \"dialled\"",
+        ],
+    );
+    check_keys(
+        "route = \"dialled\"",
+        &[
+            "service \"web\": listen = [\"127.0.0.1:8080\"]: route = \"dialled\" goes where the client dialled, and that would be this very listener; use `intercept`",
+            "service \"web\": intercept: route = \"dialled\" needs it: only intercepted connections have an address that the client dialled",
+        ],
+    );
+    check_keys(
+        "cgroups = [\"/a\"]",
+        &["service \"web\": cgroups = [\"/a\"]: restricts `intercept`, and there is none"],
+    );
+    check(
+        &MINIMAL.replace("protocol = \"http1\"\n", ""),
+        &["service \"web\": protocol: must be \"http1\" or \"opaque\""],
+    );
+}
+
+#[test]
+fn cgroup_paths() {
+    let cgroups = |list: &str| intercepting("[\"origins\"]", &format!("cgroups = {list}"));
+    check(&cgroups("[\"/\", \"/system.slice/php.service\"]"), &[]);
+    check(
+        &cgroups("[\"a\", \"/a/../b\", \"/sys/fs/cgroup/a\", \"/c\", \"/c/\"]"),
+        &[
+            "service \"i\": cgroups = \"a\": must be an absolute path without `..`",
+            "service \"i\": cgroups = \"/a/../b\": must be an absolute path without `..`",
+            "service \"i\": cgroups = \"/sys/fs/cgroup/a\": starts at the cgroup2 mount, as in /proc/PID/cgroup: /system.slice/php.service",
+            "service \"i\": cgroups = \"/c/\": is given twice",
+        ],
+    );
+    let nine: Vec<_> = (0..9).map(|i| format!("/{i}")).collect();
+    let error = parse(&cgroups(&format!("{nine:?}")), "f").unwrap_err().to_string();
+    assert!(error.ends_with("at most 8 paths"), "{error}");
+}
+
+#[test]
+fn pool_rules() {
+    let pool = |keys: &str| format!("[service.pool]\n{keys}");
+    check_keys(
+        &pool("prewarm = 9\nmax_connections = 8"),
+        &["service \"web\": pool.prewarm = 9: must not be larger than pool.max_connections (8)"],
+    );
+    check_keys(&pool("max_idle = 0"), &[]);
+    check_keys(
+        &pool("max_dials = 0\nmax_requests = 0"),
+        &[
+            "service \"web\": pool.max_requests = 0: must be 1..=18446744073709551615",
+            "service \"web\": pool.max_dials = 0: must be 1..=1048576",
+        ],
+    );
+    check_keys(
+        &pool("backoff_base = \"2s\"\nbackoff_max = \"1s\""),
+        &[
+            "service \"web\": pool.backoff_base = \"2s\": must not be longer than pool.backoff_max (1s)",
+        ],
+    );
+    check_keys(
+        &pool("backoff_max = \"1ms\""),
+        &[
+            "service \"web\": pool.backoff_base = \"50ms\": must not be longer than pool.backoff_max (1ms)",
+        ],
+    );
+    check_keys(&pool("backoff_base = \"9s\""), &[]);
+    check_keys(
+        &pool("idle_ttl = \"0s\"\nmax_lifetime = \"1000years\""),
+        &[
+            "service \"web\": pool.idle_ttl = \"0s\": must be longer than zero",
+            "service \"web\": pool.max_lifetime = \"1000years\": must be at most 365 days",
+        ],
+    );
+    check_keys(
+        &pool("keepalive = { idle = \"1500ms\", count = 128 }"),
+        &[
+            "service \"web\": pool.keepalive.idle = \"1500ms\": must be whole seconds, at most 32767",
+            "service \"web\": pool.keepalive.count = 128: must be 1..=127",
+        ],
+    );
+    check_keys(
+        "[service.timeouts]\nclient_idle = \"0s\"",
+        &["service \"web\": timeouts.client_idle = \"0s\": must be longer than zero"],
+    );
+}
+
+#[test]
+fn advice() {
+    let config = parsed(&format!(
+        "{MINIMAL}[service.pool]\nmax_idle = 0\nidle_ttl = \"1h\"\nqueue_timeout = \"1s\""
+    ));
+    assert_eq!(
+        warnings(&config),
+        [
+            "service \"web\": pool.max_idle = 0: nothing is ever reused; every exchange costs a handshake",
+            "service \"web\": pool.prewarm = 0: the first exchange of each worker and origin waits for a handshake",
+            "service \"web\": pool.idle_ttl is longer than pool.max_lifetime, which always comes first",
+            "service \"web\": pool.queue_timeout is shorter than pool.connect_timeout: exchanges are refused while their socket is still being dialled",
+        ]
+    );
+    let config = parsed(&intercepting("[\"10.2.0.0/16:80\"]", "route = \"dialled\""));
+    assert_eq!(
+        warnings(&config),
+        [
+            "service \"i\": origins: 10.0.0.1:80 is not among the intercepted addresses, so nobody is ever routed to it",
+        ]
+    );
+}
+
+proptest! {
+    #[test]
+    fn never_panics_on_text(text in "\\PC{0,200}") {
+        drop(parse(&text, "f"));
+    }
+
+    /// Valid shape, arbitrary values: gets past serde and into the rules.
+    #[test]
+    fn never_panics_on_values(
+        words in prop::collection::vec("[0-9a-z\\[\\]:./ -]{0,24}", 9),
+        numbers in prop::collection::vec(0..3_000_000_usize, 4),
+        duration in "[0-9]{1,20}(ns|ms|s|m|h|days|years)?",
+    ) {
+        let text = format!(
+            "admin_socket = {:?}\nintercept_from_netns = {:?}\ndrain_timeout = {duration:?}\n\
+             [[service]]\nname = {:?}\nlisten = [{:?}]\nintercept = [{:?}, \"origins\"]\n\
+             cgroups = [{:?}]\nprotocol = \"http1\"\nroute = {:?}\norigins = [{:?}]\n\
+             origins_max = {}\n[service.pool]\nprewarm = {}\nmax_idle = {}\nmax_dials = {}\n\
+             idle_ttl = {duration:?}\nbackoff_base = {duration:?}\n\
+             keepalive = {{ idle = {duration:?} }}\n",
+            words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7],
+            numbers[0], numbers[1], numbers[2], numbers[3],
+        );
+        match parse(&text, "f") {
+            Ok(config) => drop(warnings(&config)),
+            Err(ConfigError::Syntax { source, .. }) => panic!("{source}"),
+            Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+    }
+}
