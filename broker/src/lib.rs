@@ -4,9 +4,13 @@
 
 pub mod clock;
 pub mod config;
+mod sys;
 
 pub mod datapath;
+pub mod net;
 
 pub mod boundary;
+pub mod origin;
+pub mod pool;
 
 pub mod stats;

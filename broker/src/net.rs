@@ -1,0 +1,343 @@
+//! Sockets: a stream that joins the event loop late, listeners, and dialling.
+
+use std::cell::OnceCell;
+use std::future::poll_fn;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use nix::sys::socket::{SockFlag, accept4};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::config::Keepalive;
+use crate::datapath::Datapath;
+use crate::sys;
+
+/// Pending connections a listener may hold before the kernel drops handshakes. The kernel caps it
+/// at `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
+
+/// A connected, nonblocking TCP socket.
+///
+/// It is registered with the event loop only when it first has to wait: a one-shot client whose
+/// request is already here and whose response fits the socket buffer never costs an `epoll_ctl`.
+/// Every operation therefore tries first and waits second.
+#[derive(Debug)]
+pub struct Stream {
+    // Declared before `socket`: it must leave the event loop before the descriptor is closed.
+    registration: OnceCell<AsyncFd<RawFd>>,
+    socket: TcpStream,
+}
+
+impl Stream {
+    /// Wraps a connected socket that is already nonblocking.
+    #[must_use]
+    pub fn new(socket: TcpStream) -> Self {
+        Self { registration: OnceCell::new(), socket }
+    }
+
+    fn registration(&self) -> io::Result<&AsyncFd<RawFd>> {
+        if let Some(registration) = self.registration.get() {
+            return Ok(registration);
+        }
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        #[expect(unsafe_code, reason = "registering a descriptor that another field owns")]
+        // SAFETY: `socket` owns the descriptor and is never replaced; `registration` is declared
+        // before it, so the AsyncFd is dropped while the descriptor is still open.
+        let registration =
+            unsafe { AsyncFd::register_with_interest(self.socket.as_raw_fd(), interest) }?;
+        Ok(self.registration.get_or_init(|| registration))
+    }
+
+    /// Receives some bytes; 0 means that the peer has ended its side.
+    pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.registration.get().is_none() {
+            match self.try_recv(buffer) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        }
+        poll_fn(|cx| self.poll_recv(cx, buffer)).await
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        let registration = self.registration()?;
+        loop {
+            let mut guard = ready!(registration.poll_read_ready(cx))?;
+            match self.try_recv(buffer) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => guard.clear_ready(),
+                Ok(n) => {
+                    // A short read has emptied the queue: the next one waits for an event instead
+                    // of finding that out by a system call. An event that came meanwhile is kept.
+                    if n > 0 && n < buffer.len() {
+                        guard.clear_ready();
+                    }
+                    return Poll::Ready(Ok(n));
+                }
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+    }
+
+    fn try_recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        retry_interrupted(|| (&self.socket).read(buffer))
+    }
+
+    /// Sends all bytes; gives up when the peer takes none of them for `stall`.
+    pub async fn send_all(&self, mut bytes: &[u8], stall: Duration) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let sent = self.send(&[IoSlice::new(bytes)], stall).await?;
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    /// Sends some of the bytes, from several places in one system call.
+    pub async fn send(&self, pieces: &[IoSlice<'_>], stall: Duration) -> io::Result<usize> {
+        match self.try_send(pieces) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            result => return result,
+        }
+        let registration = self.registration()?;
+        let writable = async {
+            loop {
+                let mut guard = poll_fn(|cx| registration.poll_write_ready(cx)).await?;
+                match self.try_send(pieces) {
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => guard.clear_ready(),
+                    result => return result,
+                }
+            }
+        };
+        tokio::time::timeout(stall, writable)
+            .await
+            .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))
+    }
+
+    fn try_send(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let sent = retry_interrupted(|| match pieces {
+            // send(2) is cheaper than writev(2).
+            [piece] => (&self.socket).write(piece),
+            _ => (&self.socket).write_vectored(pieces),
+        })?;
+        if sent == 0 { Err(ErrorKind::WriteZero.into()) } else { Ok(sent) }
+    }
+
+    /// Waits until the connection is reset (or otherwise in error); an orderly end of the peer's
+    /// side does not count.
+    pub async fn reset(&self) {
+        let Ok(registration) = self.registration() else { return };
+        loop {
+            match registration.ready(Interest::ERROR).await {
+                Ok(guard) if !guard.ready().is_error() => {}
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Whether the event loop has seen the peer end its side or reset the connection. Costs no
+    /// system call, and so knows nothing of a stream that never had to wait.
+    #[must_use]
+    pub fn peer_ended(&self) -> bool {
+        let Some(registration) = self.registration.get() else { return false };
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        match registration.poll_read_ready(&mut cx) {
+            Poll::Ready(Ok(guard)) => guard.ready().is_read_closed(),
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => false,
+        }
+    }
+
+    /// What a look at the receive queue shows, without taking anything from it.
+    pub fn peek(&self) -> Queue {
+        match retry_interrupted(|| self.socket.peek(&mut [0; 1])) {
+            Ok(0) => Queue::Ended,
+            Ok(_) => Queue::Bytes,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Queue::Empty,
+            Err(_) => Queue::Failed,
+        }
+    }
+
+    /// Has `cx` woken at the next event on the receive side; says what is there already.
+    pub fn watch(&self, cx: &mut Context<'_>) -> Queue {
+        let Ok(registration) = self.registration() else { return Queue::Failed };
+        loop {
+            match registration.poll_read_ready(cx) {
+                Poll::Pending => return Queue::Empty,
+                Poll::Ready(Err(_)) => return Queue::Failed,
+                Poll::Ready(Ok(mut guard)) => match self.peek() {
+                    Queue::Empty => guard.clear_ready(),
+                    found => return found,
+                },
+            }
+        }
+    }
+
+    /// Ends our side of the connection.
+    pub fn shutdown(&self) {
+        // The peer may have reset the connection; then there is nothing left to end.
+        self.socket.shutdown(Shutdown::Write).ok();
+    }
+
+    /// Makes the coming close a RST, so that the peer cannot take it for an orderly end.
+    pub fn abort_on_close(&self) {
+        SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).ok();
+    }
+
+    /// Acknowledges at once what arrives from now on.
+    ///
+    /// A long-lived connection has left quick-ack mode: the last, partial segment of a response
+    /// then waits at the origin (Nagle or `TCP_CORK`) for an acknowledgement that we would delay
+    /// by 40 ms. The kernel leaves quick-ack mode again by itself, so this is called before each
+    /// wait for more of a response (tcp(7), `TCP_QUICKACK`).
+    pub fn quick_ack(&self) {
+        SockRef::from(&self.socket).set_tcp_quickack(true).ok();
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.peer_addr()
+    }
+
+    /// Our own address.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The state of a receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Nothing to read.
+    Empty,
+    /// Bytes are waiting.
+    Bytes,
+    /// The peer has ended its side, and all bytes were read.
+    Ended,
+    /// The connection is reset or otherwise broken.
+    Failed,
+}
+
+fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Binds a nonblocking listener that does not listen yet. Accepted sockets inherit `TCP_NODELAY`.
+///
+/// With `shared`, several workers may bind the same address (`SO_REUSEPORT`) and the kernel spreads
+/// the connections. With `wait_for_bytes`, connections are handed over once the client has sent
+/// something (`TCP_DEFER_ACCEPT`), which saves a wake-up where the client always speaks first.
+pub fn bind(address: SocketAddr, shared: bool, wait_for_bytes: bool) -> io::Result<Socket> {
+    let socket = tcp_socket(address)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(shared)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_tcp_nodelay(true)?;
+    if wait_for_bytes {
+        sys::defer_accept(socket.as_fd(), 1)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// A listener in the event loop.
+#[derive(Debug)]
+pub struct Listener(AsyncFd<TcpListener>);
+
+impl Listener {
+    /// Starts to listen.
+    pub fn start(bound: Socket) -> io::Result<Self> {
+        bound.listen(BACKLOG)?;
+        Ok(Self(sys::watch_listener(bound.into())?))
+    }
+
+    /// Waits for a connection.
+    pub async fn accept(&self) -> io::Result<Stream> {
+        loop {
+            let mut guard = self.0.readable().await?;
+            match self.accept_queued() {
+                Ok(stream) => return Ok(stream),
+                Err(e) => match e.kind() {
+                    ErrorKind::WouldBlock => guard.clear_ready(),
+                    // The client gave up while it was queued.
+                    ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {}
+                    _ => return Err(e),
+                },
+            }
+        }
+    }
+
+    /// Takes a connection that is already queued. Nonblocking from the start: one system call
+    /// where `std`'s `accept` needs two.
+    pub fn accept_queued(&self) -> io::Result<Stream> {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        Ok(Stream::new(accept4(self.0.get_ref(), flags)?.into()))
+    }
+
+    /// The address it listens on.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.get_ref().local_addr()
+    }
+}
+
+fn tcp_socket(peer_or_local: SocketAddr) -> io::Result<Socket> {
+    Socket::new(
+        Domain::for_address(peer_or_local),
+        Type::STREAM.nonblocking().cloexec(),
+        Some(Protocol::TCP),
+    )
+}
+
+/// Opens a connection to an origin, marked as the broker's own in `datapath`.
+pub async fn dial(
+    origin: SocketAddr,
+    keepalive: Option<Keepalive>,
+    timeout: Duration,
+    datapath: &dyn Datapath,
+) -> io::Result<Stream> {
+    let socket = tcp_socket(origin)?;
+    datapath.own(socket.as_fd())?;
+    socket.set_tcp_nodelay(true)?;
+    if let Some(keepalive) = keepalive {
+        socket.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(keepalive.idle)
+                .with_interval(keepalive.interval)
+                .with_retries(keepalive.count),
+        )?;
+    }
+    match socket.connect(&origin.into()) {
+        Err(e) if e.raw_os_error() != Some(nix::libc::EINPROGRESS) => return Err(e),
+        _ => {}
+    }
+    let stream = Stream::new(socket.into());
+    let registration = stream.registration()?;
+    let connected = async {
+        let guard = poll_fn(|cx| registration.poll_write_ready(cx)).await?;
+        drop(guard);
+        match stream.socket.take_error()? {
+            Some(e) => Err(e),
+            None => Ok(()),
+        }
+    };
+    tokio::time::timeout(timeout, connected)
+        .await
+        .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))?;
+    Ok(stream)
+}

@@ -1,0 +1,553 @@
+//! The origin sockets of one worker and one service: warm, leased, or being dialled.
+//!
+//! A checkout takes a warm socket if there is one anywhere. Otherwise it queues, first come first
+//! served, and a dial is started for it; whichever comes first, a returned socket or the dialled
+//! one, serves it. So a burst costs no more handshakes than it needs, and a failing origin costs
+//! nobody a wait while another one has a warm socket.
+//!
+//! Everything here belongs to one worker: no locks, and no worker touches another's pool.
+
+pub mod backoff;
+pub mod idle;
+
+mod connection;
+mod lease;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+pub use lease::Lease;
+
+use self::backoff::Backoff;
+use self::connection::{Connection, IdleEvents};
+use self::idle::{IdleList, Life, Limits};
+use crate::clock;
+use crate::config::PoolConfig;
+use crate::datapath::Datapath;
+use crate::net::{self, Queue};
+use crate::origin::{self, Load};
+use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics};
+
+/// A dial that takes longer than this no longer counts as help on its way: another one is started
+/// elsewhere for whoever waits (as happy eyeballs do, RFC 8305 §5).
+const SLOW_DIAL: Duration = Duration::from_millis(250);
+
+/// Why a checkout gave no socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// `max_waiting` exchanges wait already.
+    QueueFull,
+    /// No socket became free within `queue_timeout`.
+    QueueTimeout,
+    /// No origin accepted a connection.
+    Unreachable,
+}
+
+/// How a pool treats its sockets; follows from the service's protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// A socket serves many exchanges and must be silent in between.
+    Reused,
+    /// A socket serves one client and then closes. Early bytes are the origin's greeting to that
+    /// client.
+    Once,
+}
+
+/// What all pools of a worker have in common.
+#[derive(Clone)]
+pub struct Environment {
+    /// Told of each origin socket before it connects.
+    pub datapath: Arc<dyn Datapath>,
+    /// The worker's own generator.
+    pub rng: Rc<RefCell<StdRng>>,
+}
+
+/// A pool; dropping it closes its idle sockets.
+pub struct Pool {
+    shared: Rc<Shared>,
+    watcher: AbortHandle,
+}
+
+struct Shared {
+    config: PoolConfig,
+    usage: Use,
+    environment: Environment,
+    metrics: Arc<ServiceMetrics>,
+    origins: Vec<Rc<Origin>>,
+    waiters: RefCell<VecDeque<Waiter>>,
+    next_id: Cell<u64>,
+    events: Arc<IdleEvents>,
+    closed: Cell<Option<EvictReason>>,
+}
+
+struct Origin {
+    index: usize,
+    address: SocketAddr,
+    metrics: Arc<OriginMetrics>,
+    idle: RefCell<IdleList<Connection>>,
+    /// Idle and leased sockets.
+    open: Cell<usize>,
+    /// Handshakes under way; `slow` of them for longer than [`SLOW_DIAL`].
+    dialling: Cell<usize>,
+    slow: Cell<usize>,
+    backoff: RefCell<Backoff>,
+}
+
+struct Waiter {
+    id: u64,
+    hand_over: oneshot::Sender<Result<Lease, Refusal>>,
+}
+
+impl Pool {
+    /// A pool for `origins`. Must be called on the worker's `LocalSet`.
+    #[must_use]
+    pub fn new(
+        config: PoolConfig,
+        usage: Use,
+        origins: Vec<(SocketAddr, Arc<OriginMetrics>)>,
+        metrics: Arc<ServiceMetrics>,
+        environment: Environment,
+    ) -> Self {
+        let limits = Limits {
+            max_idle: config.max_idle,
+            idle_ttl: config.idle_ttl,
+            max_requests: config.max_requests,
+        };
+        let origins = origins.into_iter().enumerate().map(|(index, (address, metrics))| {
+            Rc::new(Origin {
+                index,
+                address,
+                metrics,
+                idle: RefCell::new(IdleList::new(limits)),
+                open: Cell::new(0),
+                dialling: Cell::new(0),
+                slow: Cell::new(0),
+                backoff: RefCell::new(Backoff::new(config.backoff_base, config.backoff_max)),
+            })
+        });
+        let shared = Rc::new(Shared {
+            origins: origins.collect(),
+            config,
+            usage,
+            environment,
+            metrics,
+            waiters: RefCell::default(),
+            next_id: Cell::new(0),
+            events: Arc::default(),
+            closed: Cell::new(None),
+        });
+        let pool = Rc::clone(&shared);
+        let watcher = tokio::task::spawn_local(async move {
+            loop {
+                pool.events.wait().await;
+                pool.look_at_idle();
+            }
+        });
+        Self { shared, watcher: watcher.abort_handle() }
+    }
+
+    /// Leases a socket: a warm one, or after waiting. `avoid` names an origin that just failed
+    /// this exchange; it is used only if there is no other.
+    ///
+    /// Dropping the future gives up the place in the queue.
+    pub async fn checkout(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
+        let shared = &self.shared;
+        if shared.waiters.borrow().is_empty()
+            && let Some(lease) = shared.take_warm(avoid, clock::now())
+        {
+            return Ok(lease);
+        }
+        let (place, handed_over) = shared.enqueue()?;
+        shared.dial_for_waiters(avoid);
+        let result = tokio::time::timeout(shared.config.queue_timeout, handed_over).await;
+        drop(place);
+        match result {
+            Ok(Ok(result)) => result,
+            // The pool was closed.
+            Ok(Err(_)) => Err(Refusal::Unreachable),
+            Err(_elapsed) => {
+                shared.metrics.queue_timed_out.inc();
+                Err(Refusal::QueueTimeout)
+            }
+        }
+    }
+
+    /// Housekeeping, to be called a few times a second: lets expired sockets go, keeps the warm
+    /// ones warm, and dials again for whoever still waits once a back-off has ended.
+    pub fn tick(&self) {
+        let shared = &self.shared;
+        let now = clock::now();
+        for origin in &shared.origins {
+            origin.sweep(now);
+        }
+        if shared.closed.get().is_none() {
+            shared.prewarm(now);
+            shared.dial_for_waiters(None);
+        }
+    }
+
+    /// Whether no socket is missing that [`PoolConfig::prewarm`] asks for and that could still
+    /// come: each origin is either warm or known to be failing.
+    #[must_use]
+    pub fn is_warm(&self) -> bool {
+        self.shared.origins.iter().all(|origin| {
+            self.shared.missing(origin) == 0 && origin.dialling.get() == 0
+                || origin.backoff.borrow().is_failing()
+        })
+    }
+
+    /// Whether sockets are leased, being dialled, or waited for.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.shared.waiters.borrow().is_empty()
+            || self.shared.origins.iter().any(|o| o.active() > 0 || o.dialling.get() > 0)
+    }
+
+    /// Closes the idle sockets, and every other one once it is settled.
+    pub fn close(&self, reason: EvictReason) {
+        self.shared.closed.set(Some(reason));
+        for origin in &self.shared.origins {
+            for connection in origin.idle.borrow_mut().remove_if(|_| true) {
+                origin.close(connection, reason);
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.watcher.abort();
+        self.close(self.shared.closed.get().unwrap_or(EvictReason::OriginRemoved));
+        self.shared.waiters.borrow_mut().clear();
+    }
+}
+
+/// A place in the queue; dropping it gives it up.
+struct Place {
+    shared: Rc<Shared>,
+    id: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut waiters = self.shared.waiters.borrow_mut();
+        waiters.retain(|waiter| waiter.id != self.id);
+        self.shared.metrics.waiting.set(waiters.len());
+    }
+}
+
+type HandedOver = oneshot::Receiver<Result<Lease, Refusal>>;
+
+impl Shared {
+    fn id(&self) -> u64 {
+        let id = self.next_id.get();
+        self.next_id.set(id + 1);
+        id
+    }
+
+    fn enqueue(self: &Rc<Self>) -> Result<(Place, HandedOver), Refusal> {
+        let mut waiters = self.waiters.borrow_mut();
+        if waiters.len() >= self.config.max_waiting {
+            self.metrics.queue_overflow.inc();
+            return Err(Refusal::QueueFull);
+        }
+        let id = self.id();
+        let (hand_over, handed_over) = oneshot::channel();
+        waiters.push_back(Waiter { id, hand_over });
+        self.metrics.waiting.set(waiters.len());
+        Ok((Place { shared: Rc::clone(self), id }, handed_over))
+    }
+
+    /// A warm socket of the best origin that has one, known to be clean.
+    fn take_warm(self: &Rc<Self>, avoid: Option<SocketAddr>, now: Instant) -> Option<Lease> {
+        loop {
+            let mut picked =
+                self.pick(avoid, |o| !o.idle.borrow().is_empty() || self.is_cold(o, now))?;
+            if picked.idle.borrow().is_empty() {
+                // An origin without any socket gets one in the background, so that it takes part
+                // again; nobody waits for that while another origin is warm.
+                self.dial(picked);
+                picked = self.pick(avoid, |o| !o.idle.borrow().is_empty())?;
+            }
+            let taken = picked.idle.borrow_mut().take(now);
+            match taken {
+                Some((connection, _)) => {
+                    if let Some(lease) = self.lease_if_clean(picked, connection) {
+                        return Some(lease);
+                    }
+                }
+                // Everything idle there has expired; without this the loop would not end.
+                None => picked.sweep(now),
+            }
+        }
+    }
+
+    /// An idle watch may not have run yet in this turn of the event loop: look for ourselves.
+    fn lease_if_clean(
+        self: &Rc<Self>,
+        origin: &Rc<Origin>,
+        connection: Connection,
+    ) -> Option<Lease> {
+        match self.dirt(connection.stream.peek()) {
+            None => Some(Lease::new(Rc::clone(self), Rc::clone(origin), connection)),
+            Some(reason) => {
+                origin.close(connection, reason);
+                None
+            }
+        }
+    }
+
+    /// Why a socket in that state may not be handed out.
+    fn dirt(&self, queue: Queue) -> Option<EvictReason> {
+        match queue {
+            Queue::Empty => None,
+            Queue::Bytes if self.usage == Use::Once => None,
+            Queue::Bytes => Some(EvictReason::IdleBytes),
+            Queue::Ended | Queue::Failed => Some(EvictReason::IdleClosed),
+        }
+    }
+
+    /// Two random choices among the origins for which `eligible` holds.
+    fn pick(
+        &self,
+        avoid: Option<SocketAddr>,
+        eligible: impl Fn(&Origin) -> bool,
+    ) -> Option<&Rc<Origin>> {
+        let rng = &mut *self.environment.rng.borrow_mut();
+        let load = |origin: &Origin| origin.active() + origin.dialling.get();
+        let mut among = |avoid: Option<SocketAddr>| {
+            let report = |index: usize| {
+                let origin = &*self.origins[index];
+                let eligible = Some(origin.address) != avoid && eligible(origin);
+                Load { active: load(origin), eligible }
+            };
+            origin::pick(self.origins.len(), report, rng)
+        };
+        let index = among(avoid).or_else(|| avoid.and_then(|_| among(None)))?;
+        Some(&self.origins[index])
+    }
+
+    fn may_dial(&self, origin: &Origin, now: Instant) -> bool {
+        let backoff = origin.backoff.borrow();
+        // One probe at a time for an origin that last failed.
+        let dials_max = if backoff.is_failing() { 1 } else { self.config.max_dials };
+        backoff.permits(now)
+            && origin.dialling.get() < dials_max
+            && origin.open.get() + origin.dialling.get() < self.config.max_connections
+            && self.closed.get().is_none()
+    }
+
+    fn is_cold(&self, origin: &Origin, now: Instant) -> bool {
+        origin.open.get() == 0 && origin.dialling.get() == 0 && self.may_dial(origin, now)
+    }
+
+    /// Starts a dial for each waiter that has no hope yet.
+    fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>) {
+        let now = clock::now();
+        let fresh = || self.origins.iter().map(|o| o.dialling.get() - o.slow.get()).sum::<usize>();
+        while fresh() < self.waiters.borrow().len() {
+            let Some(origin) = self.pick(avoid, |o| self.may_dial(o, now)) else { break };
+            self.dial(origin);
+        }
+    }
+
+    fn missing(&self, origin: &Origin) -> usize {
+        let have = match self.usage {
+            Use::Reused => origin.open.get(),
+            Use::Once => origin.idle.borrow().len(),
+        };
+        self.config.prewarm.saturating_sub(have + origin.dialling.get())
+    }
+
+    fn prewarm(self: &Rc<Self>, now: Instant) {
+        for origin in &self.origins {
+            for _ in 0..self.missing(origin) {
+                if !self.may_dial(origin, now) {
+                    break;
+                }
+                self.dial(origin);
+            }
+        }
+    }
+
+    fn dial(self: &Rc<Self>, origin: &Rc<Origin>) {
+        let (shared, origin) = (Rc::clone(self), Rc::clone(origin));
+        origin.add_dialling(1);
+        tokio::task::spawn_local(async move {
+            let started = clock::now();
+            let config = &shared.config;
+            let mut dial = std::pin::pin!(net::dial(
+                origin.address,
+                config.keepalive,
+                config.connect_timeout,
+                &*shared.environment.datapath,
+            ));
+            let result = if let Ok(result) = tokio::time::timeout(SLOW_DIAL, &mut dial).await {
+                result
+            } else {
+                origin.slow.set(origin.slow.get() + 1);
+                shared.dial_for_waiters(Some(origin.address));
+                let result = dial.await;
+                origin.slow.set(origin.slow.get() - 1);
+                result
+            };
+            origin.add_dialling(-1);
+            match result {
+                Ok(stream) => {
+                    let now = clock::now();
+                    let handshake = now.saturating_duration_since(started);
+                    origin.metrics.created.inc();
+                    origin
+                        .metrics
+                        .handshake_us
+                        .record(handshake.as_micros().try_into().unwrap_or(u64::MAX));
+                    origin.backoff.borrow_mut().succeed();
+                    origin.open.set(origin.open.get() + 1);
+                    // Sockets opened together must not end together.
+                    let spread = shared.environment.rng.borrow_mut().random_range(0.9..=1.0);
+                    let ends = now + config.max_lifetime.mul_f64(spread);
+                    let life = Life { ends, exchanges: 0, origin_idle: None };
+                    let id = shared.id();
+                    shared.offer(
+                        &origin,
+                        Connection::new(stream, id, origin.index, life, &shared.events),
+                    );
+                }
+                Err(error) => shared.dial_failed(&origin, &error),
+            }
+        });
+    }
+
+    fn dial_failed(self: &Rc<Self>, origin: &Rc<Origin>, error: &io::Error) {
+        tracing::debug!(origin = %origin.address, %error, "dial failed");
+        origin.count_failed_dial(error);
+        let now = clock::now();
+        origin.backoff.borrow_mut().fail(now, &mut *self.environment.rng.borrow_mut());
+        // Whoever waited for this dial: first any warm socket, then another origin.
+        while !self.waiters.borrow().is_empty()
+            && let Some(lease) = self.take_warm(Some(origin.address), now)
+        {
+            self.hand_over(lease);
+        }
+        self.dial_for_waiters(Some(origin.address));
+        let hope = self.origins.iter().any(|o| o.dialling.get() > 0 || o.active() > 0);
+        if !hope {
+            // Every origin has had its chance. The next clients may try again after the back-off.
+            for waiter in self.waiters.take() {
+                waiter.hand_over.send(Err(Refusal::Unreachable)).ok();
+            }
+            self.metrics.waiting.set(0);
+        }
+    }
+
+    /// Gives a clean, unleased socket to whoever waits the longest, or to the idle list.
+    fn offer(self: &Rc<Self>, origin: &Rc<Origin>, connection: Connection) {
+        let now = clock::now();
+        if let Some(reason) = self.closed.get() {
+            return origin.close(connection, reason);
+        }
+        let admitted = origin.idle.borrow().admits(&connection.life, now);
+        if let Err(reason) = admitted {
+            origin.close(connection, reason);
+            return self.dial_for_waiters(None);
+        }
+        if !self.waiters.borrow().is_empty() {
+            match self.lease_if_clean(origin, connection) {
+                Some(lease) => self.hand_over(lease),
+                None => self.dial_for_waiters(None),
+            }
+            return;
+        }
+        // Watched from here on: an end, a reset or any byte wakes the pool.
+        if let Some(reason) = self.dirt(connection.watch()) {
+            return origin.close(connection, reason);
+        }
+        let life = connection.life;
+        let put = origin.idle.borrow_mut().put(connection, life, now);
+        if let Err((connection, reason)) = put {
+            origin.close(connection, reason);
+        }
+        origin.publish();
+    }
+
+    /// Hands a lease to the first waiter that still wants it; without one it goes idle.
+    fn hand_over(self: &Rc<Self>, mut lease: Lease) {
+        loop {
+            let waiter = self.waiters.borrow_mut().pop_front();
+            let Some(waiter) = waiter else { break };
+            match waiter.hand_over.send(Ok(lease)) {
+                Ok(()) => break,
+                Err(Ok(unwanted)) => lease = unwanted,
+                Err(Err(_)) => unreachable!("a lease was sent"),
+            }
+        }
+        self.metrics.waiting.set(self.waiters.borrow().len());
+    }
+
+    /// Something happened on idle sockets.
+    fn look_at_idle(&self) {
+        for (origin, id) in self.events.take() {
+            let origin = &self.origins[origin];
+            let mut reason = None;
+            let evicted = origin.idle.borrow_mut().remove_if(|connection| {
+                if connection.id == id {
+                    reason = self.dirt(connection.watch());
+                }
+                connection.id == id && reason.is_some()
+            });
+            for connection in evicted {
+                origin.close(connection, reason.unwrap_or(EvictReason::IdleClosed));
+            }
+        }
+    }
+}
+
+impl Origin {
+    fn active(&self) -> usize {
+        self.open.get() - self.idle.borrow().len()
+    }
+
+    fn add_dialling(&self, n: isize) {
+        self.dialling.set(self.dialling.get().saturating_add_signed(n));
+        self.metrics.dialling.set(self.dialling.get());
+    }
+
+    fn publish(&self) {
+        self.metrics.idle.set(self.idle.borrow().len());
+        self.metrics.active.set(self.active());
+    }
+
+    fn sweep(&self, now: Instant) {
+        loop {
+            let expired = self.idle.borrow_mut().take_expired(now);
+            let Some((connection, reason)) = expired else { return };
+            self.close(connection, reason);
+        }
+    }
+
+    fn close(&self, connection: Connection, reason: EvictReason) {
+        drop(connection);
+        self.open.set(self.open.get() - 1);
+        self.metrics.evict(reason);
+        self.publish();
+    }
+
+    fn count_failed_dial(&self, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => &self.metrics.dial_refused,
+            io::ErrorKind::TimedOut => &self.metrics.dial_timed_out,
+            _ => &self.metrics.dial_failed,
+        }
+        .inc();
+    }
+}

@@ -1,0 +1,71 @@
+//! An origin socket and its watch while idle.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Wake, Waker};
+
+use tokio::sync::Notify;
+
+use super::idle::Life;
+use crate::net::{Queue, Stream};
+
+/// An open origin socket.
+pub(super) struct Connection {
+    pub(super) stream: Stream,
+    /// Unique within the pool.
+    pub(super) id: u64,
+    pub(super) life: Life,
+    waker: Waker,
+}
+
+impl Connection {
+    pub(super) fn new(
+        stream: Stream,
+        id: u64,
+        origin: usize,
+        life: Life,
+        events: &Arc<IdleEvents>,
+    ) -> Self {
+        let waker = Waker::from(Arc::new(IdleWaker { origin, id, events: Arc::clone(events) }));
+        Self { stream, id, life, waker }
+    }
+
+    /// Looks at the receive queue, and has the pool woken when anything comes.
+    pub(super) fn watch(&self) -> Queue {
+        self.stream.watch(&mut Context::from_waker(&self.waker))
+    }
+}
+
+/// Idle sockets on which something happened. A waker must be `Send`, hence the mutex; it is only
+/// ever taken by the worker's own thread.
+#[derive(Default)]
+pub(super) struct IdleEvents {
+    happened: Mutex<Vec<(usize, u64)>>,
+    notify: Notify,
+}
+
+impl IdleEvents {
+    pub(super) async fn wait(&self) {
+        self.notify.notified().await;
+    }
+
+    /// Origin index and connection id of each event so far.
+    pub(super) fn take(&self) -> Vec<(usize, u64)> {
+        std::mem::take(&mut *self.happened.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Made once for each socket, so that going idle allocates nothing.
+struct IdleWaker {
+    origin: usize,
+    id: u64,
+    events: Arc<IdleEvents>,
+}
+
+impl Wake for IdleWaker {
+    fn wake(self: Arc<Self>) {
+        let mut happened = self.events.happened.lock().unwrap_or_else(PoisonError::into_inner);
+        happened.push((self.origin, self.id));
+        drop(happened);
+        self.events.notify.notify_one();
+    }
+}

@@ -1,0 +1,103 @@
+//! A checked-out origin socket.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::connection::Connection;
+use super::{Origin, Shared};
+use crate::boundary::{CloseReason, Verdict};
+use crate::net::{Queue, Stream};
+use crate::stats::EvictReason;
+
+/// An origin socket that serves one exchange, or one client.
+///
+/// It must be [settled](Lease::settle). Dropped instead, the socket is closed, unless nothing was
+/// ever done with it.
+pub struct Lease {
+    pool: Rc<Shared>,
+    origin: Rc<Origin>,
+    /// `None` once settled.
+    connection: Option<Connection>,
+    touched: bool,
+}
+
+impl Lease {
+    pub(super) fn new(pool: Rc<Shared>, origin: Rc<Origin>, connection: Connection) -> Self {
+        origin.publish();
+        Self { pool, origin, connection: Some(connection), touched: false }
+    }
+
+    /// The socket, for use: from now on only [`Lease::settle`] can bring it back to the pool.
+    ///
+    /// # Panics
+    /// Never: only `settle` and `drop` take the socket out.
+    pub fn stream(&mut self) -> &Stream {
+        let connection = self.connection.as_ref().expect("not settled yet");
+        if !self.touched {
+            self.touched = true;
+            if connection.life.exchanges > 0 {
+                self.origin.metrics.reused.inc();
+            }
+        }
+        &connection.stream
+    }
+
+    /// The origin's address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.origin.address
+    }
+
+    /// Whether a new exchange may begin on a socket that stayed with its client in between.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.stream.peek() == Queue::Empty)
+    }
+
+    /// Counts an exchange that ended at a clean boundary while the socket stays leased.
+    pub fn exchange_ended(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.life.exchanges += 1;
+        }
+    }
+
+    /// Counts an exchange that failed here before the response began and is repeated elsewhere.
+    pub fn count_repeat(&self) {
+        self.origin.metrics.retried.inc();
+    }
+
+    /// Ends the lease. `origin_idle` is what the origin said about how long it keeps idle
+    /// connections.
+    pub fn settle(mut self, verdict: Verdict, origin_idle: Option<Duration>) {
+        let Some(mut connection) = self.connection.take() else { return };
+        match verdict {
+            Verdict::Return => {
+                connection.life.exchanges += 1;
+                if origin_idle.is_some() {
+                    connection.life.origin_idle = origin_idle;
+                }
+                self.origin.metrics.returned.inc();
+                self.pool.offer(&self.origin, connection);
+            }
+            Verdict::Close(reason) => self.close(connection, reason),
+        }
+    }
+
+    fn close(&self, connection: Connection, reason: CloseReason) {
+        self.origin.close(connection, EvictReason::Exchange(reason));
+        // There is room for another socket now.
+        self.pool.dial_for_waiters(None);
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let Some(connection) = self.connection.take() else { return };
+        if self.touched {
+            self.close(connection, CloseReason::ClientGone);
+        } else {
+            self.pool.offer(&self.origin, connection);
+        }
+    }
+}
