@@ -4,19 +4,20 @@
 //! control thread sums them up when somebody asks.
 
 pub mod histogram;
+pub mod host;
+mod registry;
+mod snapshot;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-use serde::{Deserialize, Serialize};
-
 pub use histogram::Histogram;
+pub use registry::{Registry, ServiceRecords};
+pub use snapshot::{
+    DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, HostCounters, OriginSnapshot, OriginTotals,
+    Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot,
+};
 
 use crate::boundary::CloseReason;
-
-/// Version of the snapshot's layout; grows whenever a field changes its meaning or goes away.
-pub const SNAPSHOT_VERSION: u32 = 1;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -221,137 +222,4 @@ pub struct ServiceMetrics {
     pub clients_gone: Counter,
     /// Intercepted connections without a record of what the client dialled; closed.
     pub destination_unknown: Counter,
-}
-
-/// What the daemon tells about itself at one moment.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// [`SNAPSHOT_VERSION`].
-    pub version: u32,
-    /// The daemon's own version.
-    pub broker_version: String,
-    /// When the snapshot was taken, milliseconds of Unix time.
-    pub taken_unix_ms: u64,
-    /// Time since the daemon started.
-    pub uptime_ms: u64,
-    /// Event loops.
-    pub workers: usize,
-    /// Whether the kernel programs are loaded, and if not, why.
-    pub datapath: DatapathSnapshot,
-    /// In the order of the configuration.
-    pub services: Vec<ServiceSnapshot>,
-    /// TCP counters of the daemon's network namespace.
-    pub host: HostCounters,
-}
-
-/// State of the kernel programs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DatapathSnapshot {
-    /// `kernel`, or `none`.
-    pub mode: String,
-    /// Why there are no kernel programs.
-    pub reason: Option<String>,
-    /// `connect()` calls sent to the broker.
-    pub rewritten: u64,
-    /// Left alone: no worker with a fresh heartbeat.
-    pub left_stale_heartbeat: u64,
-    /// Left alone: another network namespace.
-    pub left_other_netns: u64,
-    /// Left alone: not one of the service's cgroups.
-    pub left_other_cgroup: u64,
-    /// Endpoints pushed out of the bounded kernel map.
-    pub endpoints_evicted: u64,
-    /// Connections by other processes of this host: attempted, established.
-    pub others_attempted: u64,
-    /// See `others_attempted`.
-    pub others_established: u64,
-    /// The broker's own.
-    pub broker_attempted: u64,
-    /// See `broker_attempted`.
-    pub broker_established: u64,
-}
-
-/// One service, summed over the workers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ServiceSnapshot {
-    /// Its name.
-    pub name: String,
-    /// `http1` or `opaque`.
-    pub protocol: String,
-    /// See [`ServiceMetrics`].
-    pub clients: u64,
-    /// See [`ServiceMetrics`].
-    pub clients_open: u64,
-    /// See [`ServiceMetrics`].
-    pub exchanges: u64,
-    /// See [`ServiceMetrics`].
-    pub request_bytes: u64,
-    /// See [`ServiceMetrics`].
-    pub response_bytes: u64,
-    /// See [`ServiceMetrics`].
-    pub waiting: u64,
-    /// See [`ServiceMetrics`].
-    pub queue_overflow: u64,
-    /// See [`ServiceMetrics`].
-    pub queue_timed_out: u64,
-    /// See [`ServiceMetrics`].
-    pub unreachable: u64,
-    /// See [`ServiceMetrics`].
-    pub origin_failed: u64,
-    /// See [`ServiceMetrics`].
-    pub clients_gone: u64,
-    /// See [`ServiceMetrics`].
-    pub destination_unknown: u64,
-    /// In the order of the configuration (discovered ones by address).
-    pub origins: Vec<OriginSnapshot>,
-}
-
-/// One origin of one service, summed over the workers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct OriginSnapshot {
-    /// Its address.
-    pub address: SocketAddr,
-    /// See [`OriginMetrics`].
-    pub created: u64,
-    /// See [`OriginMetrics`].
-    pub reused: u64,
-    /// See [`OriginMetrics`].
-    pub returned: u64,
-    /// By [`EvictReason::name`]; zero counts are left out.
-    pub evicted: BTreeMap<String, u64>,
-    /// See [`OriginMetrics`].
-    pub idle: u64,
-    /// See [`OriginMetrics`].
-    pub active: u64,
-    /// See [`OriginMetrics`].
-    pub dialling: u64,
-    /// Median handshake time (upper edge of its power-of-two bucket).
-    pub handshake_p50_us: u64,
-    /// 99th percentile of the handshake time (upper edge of its bucket).
-    pub handshake_p99_us: u64,
-    /// See [`OriginMetrics`].
-    pub dial_refused: u64,
-    /// See [`OriginMetrics`].
-    pub dial_timed_out: u64,
-    /// See [`OriginMetrics`].
-    pub dial_failed: u64,
-    /// See [`OriginMetrics`].
-    pub retried: u64,
-}
-
-/// TCP counters of a network namespace, from `/proc/net/{snmp,netstat,sockstat}`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostCounters {
-    /// Connections opened from here.
-    pub active_opens: u64,
-    /// Connections accepted here.
-    pub passive_opens: u64,
-    /// Failed handshakes, both directions.
-    pub attempt_fails: u64,
-    /// Established connections that were reset.
-    pub estab_resets: u64,
-    /// Sockets in TIME_WAIT now.
-    pub time_wait: u64,
-    /// Connections dropped because an accept queue was full.
-    pub listen_overflows: u64,
 }

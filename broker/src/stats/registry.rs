@@ -1,0 +1,217 @@
+//! Where workers leave their metrics for whoever takes a snapshot.
+//!
+//! A worker keeps `Arc`s to its own metrics and counts without a lock. The locks in here are taken
+//! when an origin appears or disappears, and when somebody asks for a snapshot; never for an
+//! exchange.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::snapshot::{OriginSnapshot, OriginTotals, ServiceSnapshot};
+use super::{OriginMetrics, ServiceMetrics};
+use crate::config::{Config, Protocol};
+
+/// The metrics of all services and workers.
+#[derive(Debug)]
+pub struct Registry {
+    services: Vec<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    name: String,
+    protocol: &'static str,
+    /// The configured origins; they are listed first, in this order, and even if nobody has
+    /// touched them yet.
+    origins: Vec<SocketAddr>,
+    workers: Mutex<Vec<Arc<ServiceRecords>>>,
+}
+
+/// The metrics of one service in one worker.
+#[derive(Debug, Default)]
+pub struct ServiceRecords {
+    /// The service's own.
+    pub metrics: Arc<ServiceMetrics>,
+    origins: Mutex<Origins>,
+}
+
+#[derive(Debug, Default)]
+struct Origins {
+    live: BTreeMap<SocketAddr, Arc<OriginMetrics>>,
+    /// Forgotten, but sockets that are still open hold on to them and may count.
+    leaving: Vec<(SocketAddr, Arc<OriginMetrics>)>,
+    /// Forgotten for good.
+    forgotten: OriginTotals,
+}
+
+impl ServiceRecords {
+    /// The metrics of an origin, made when it appears for the first time. Keep the `Arc`.
+    #[must_use]
+    pub fn origin(&self, address: SocketAddr) -> Arc<OriginMetrics> {
+        Arc::clone(lock(&self.origins).live.entry(address).or_default())
+    }
+
+    /// Takes an origin out of the list; what it counted stays in the service's totals.
+    pub fn forget(&self, address: SocketAddr) {
+        let mut origins = lock(&self.origins);
+        if let Some(metrics) = origins.live.remove(&address) {
+            origins.leaving.push((address, metrics));
+        }
+        origins.settle();
+    }
+}
+
+impl Origins {
+    /// Folds those that nobody can count on any more.
+    fn settle(&mut self) {
+        let forgotten = &mut self.forgotten;
+        self.leaving.retain(|(_, metrics)| {
+            let held = Arc::strong_count(metrics) > 1;
+            if !held {
+                forgotten.add(metrics);
+            }
+            held
+        });
+    }
+}
+
+impl Registry {
+    /// A registry for the services of a configuration.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let services = config.services.iter().map(|service| Registered {
+            name: service.name.clone(),
+            protocol: match service.protocol {
+                Protocol::Http1 { .. } => "http1",
+                Protocol::Opaque { .. } => "opaque",
+            },
+            origins: service.origins.clone(),
+            workers: Mutex::default(),
+        });
+        Self { services: services.collect() }
+    }
+
+    /// Metrics for one worker's part of a service; each worker calls this once per service.
+    ///
+    /// # Panics
+    /// If `service` is not a position in the configuration.
+    #[must_use]
+    pub fn register(&self, service: usize) -> Arc<ServiceRecords> {
+        let records = Arc::<ServiceRecords>::default();
+        lock(&self.services[service].workers).push(Arc::clone(&records));
+        records
+    }
+
+    /// All services, each summed over the workers.
+    #[must_use]
+    pub fn services(&self) -> Vec<ServiceSnapshot> {
+        self.services.iter().map(Registered::snapshot).collect()
+    }
+}
+
+impl Registered {
+    fn snapshot(&self) -> ServiceSnapshot {
+        let workers = lock(&self.workers).clone();
+        let mut forgotten = OriginTotals::default();
+        let mut by_address: BTreeMap<SocketAddr, Vec<Arc<OriginMetrics>>> = BTreeMap::new();
+        for worker in &workers {
+            let mut origins = lock(&worker.origins);
+            origins.settle();
+            forgotten.merge(&origins.forgotten);
+            let leaving = origins.leaving.iter().map(|(address, metrics)| (address, metrics));
+            for (address, metrics) in origins.live.iter().chain(leaving) {
+                by_address.entry(*address).or_default().push(Arc::clone(metrics));
+            }
+        }
+        let sum = |address: SocketAddr, metrics: Vec<Arc<OriginMetrics>>| {
+            OriginSnapshot::sum(address, metrics.iter().map(Arc::as_ref))
+        };
+        let mut origins: Vec<_> = self
+            .origins
+            .iter()
+            .map(|address| sum(*address, by_address.remove(address).unwrap_or_default()))
+            .collect();
+        origins.extend(by_address.into_iter().map(|(address, metrics)| sum(address, metrics)));
+        let total =
+            |count: fn(&ServiceMetrics) -> u64| workers.iter().map(|w| count(&w.metrics)).sum();
+        ServiceSnapshot {
+            name: self.name.clone(),
+            protocol: self.protocol.to_owned(),
+            clients: total(|m| m.clients.get()),
+            clients_open: total(|m| m.clients_open.get()),
+            exchanges: total(|m| m.exchanges.get()),
+            request_bytes: total(|m| m.request_bytes.get()),
+            response_bytes: total(|m| m.response_bytes.get()),
+            waiting: total(|m| m.waiting.get()),
+            queue_overflow: total(|m| m.queue_overflow.get()),
+            queue_timed_out: total(|m| m.queue_timed_out.get()),
+            unreachable: total(|m| m.unreachable.get()),
+            origin_failed: total(|m| m.origin_failed.get()),
+            clients_gone: total(|m| m.clients_gone.get()),
+            destination_unknown: total(|m| m.destination_unknown.get()),
+            origins,
+            forgotten,
+        }
+    }
+}
+
+/// The values behind these locks are counters and lists of them: a panic elsewhere leaves nothing
+/// half-done that would make them worse than no statistics.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file::parse;
+    use crate::stats::EvictReason;
+
+    fn registry() -> Registry {
+        let config = parse(
+            "[[service]]\nname = \"s\"\nprotocol = \"http1\"\nroute = \"dialled\"\n\
+             intercept = [\"10.0.0.0/8:80\"]\norigins = [\"10.0.0.9:80\", \"10.0.0.5:80\"]",
+            "f",
+        );
+        Registry::new(&config.unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    fn address(last: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, last], 80))
+    }
+
+    #[test]
+    fn workers_are_summed_and_configured_origins_come_first() {
+        let registry = registry();
+        let [a, b] = [registry.register(0), registry.register(0)];
+        a.metrics.clients.add(2);
+        b.metrics.clients.inc();
+        a.origin(address(1)).created.inc();
+        b.origin(address(1)).created.inc();
+        b.origin(address(5)).reused.inc();
+        let service = &registry.services()[0];
+        assert_eq!(service.clients, 3);
+        let shown: Vec<_> = service.origins.iter().map(|o| (o.address, o.created)).collect();
+        assert_eq!(shown, [(address(9), 0), (address(5), 0), (address(1), 2)]);
+        assert_eq!(service.totals().reused, 1);
+    }
+
+    #[test]
+    fn totals_survive_forgotten_origins() {
+        let registry = registry();
+        let worker = registry.register(0);
+        let lease = worker.origin(address(1));
+        lease.created.add(7);
+        worker.forget(address(1));
+        let service = &registry.services()[0];
+        assert_eq!((service.origins.len(), service.totals().created), (3, 7), "still held");
+        lease.evict(EvictReason::OriginRemoved);
+        drop(lease);
+        let service = &registry.services()[0];
+        assert_eq!((service.origins.len(), service.forgotten.created), (2, 7));
+        assert_eq!(service.totals().evicted["origin_removed"], 1);
+        worker.origin(address(1)).created.inc();
+        assert_eq!(registry.services()[0].totals().created, 8);
+    }
+}

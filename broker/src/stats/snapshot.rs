@@ -1,0 +1,432 @@
+//! The versioned [`Snapshot`]: what leaves the daemon, and how it is put together.
+//!
+//! Plain data with public fields, because three readers share it: the admin socket's JSON, the
+//! Prometheus text, and `broker stats`, which may be of another build than the daemon.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::histogram::quantile;
+use super::{EvictReason, OriginMetrics};
+use crate::datapath::{ConnectionCounters, Endpoint, KernelCounters};
+
+/// Version of the snapshot's layout; grows whenever a field changes its meaning or goes away.
+pub const SNAPSHOT_VERSION: u32 = 1;
+
+/// Most endpoints in a snapshot; the kernel remembers many more.
+pub const ENDPOINTS_MAX: usize = 64;
+
+/// What the daemon tells about itself at one moment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// [`SNAPSHOT_VERSION`].
+    pub version: u32,
+    /// The daemon's own version.
+    pub broker_version: String,
+    /// When the snapshot was taken, milliseconds of Unix time.
+    pub taken_unix_ms: u64,
+    /// Time since the daemon started.
+    pub uptime_ms: u64,
+    /// Event loops.
+    pub workers: usize,
+    /// Whether the kernel programs are loaded, and if not, why.
+    pub datapath: DatapathSnapshot,
+    /// In the order of the configuration.
+    pub services: Vec<ServiceSnapshot>,
+    /// Remote endpoints as the kernel counted them, for every process of the host: the
+    /// [`ENDPOINTS_MAX`] with the most handshakes, most first.
+    pub endpoints: Vec<EndpointSnapshot>,
+    /// TCP counters of the daemon's network namespace.
+    pub host: HostCounters,
+}
+
+/// State of the kernel programs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DatapathSnapshot {
+    /// `kernel`, or `none`.
+    pub mode: String,
+    /// Why there are no kernel programs.
+    pub reason: Option<String>,
+    /// `connect()` calls sent to the broker.
+    pub rewritten: u64,
+    /// Left alone: no worker with a fresh heartbeat.
+    pub left_stale_heartbeat: u64,
+    /// Left alone: another network namespace.
+    pub left_other_netns: u64,
+    /// Left alone: not one of the service's cgroups.
+    pub left_other_cgroup: u64,
+    /// Endpoints pushed out of the bounded kernel map.
+    pub endpoints_evicted: u64,
+    /// Connections by other processes of this host: attempted, established.
+    pub others_attempted: u64,
+    /// See `others_attempted`.
+    pub others_established: u64,
+    /// The broker's own.
+    pub broker_attempted: u64,
+    /// See `broker_attempted`.
+    pub broker_established: u64,
+}
+
+/// One service, summed over the workers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServiceSnapshot {
+    /// Its name.
+    pub name: String,
+    /// `http1` or `opaque`.
+    pub protocol: String,
+    /// See [`ServiceMetrics`].
+    pub clients: u64,
+    /// See [`ServiceMetrics`].
+    pub clients_open: u64,
+    /// See [`ServiceMetrics`].
+    pub exchanges: u64,
+    /// See [`ServiceMetrics`].
+    pub request_bytes: u64,
+    /// See [`ServiceMetrics`].
+    pub response_bytes: u64,
+    /// See [`ServiceMetrics`].
+    pub waiting: u64,
+    /// See [`ServiceMetrics`].
+    pub queue_overflow: u64,
+    /// See [`ServiceMetrics`].
+    pub queue_timed_out: u64,
+    /// See [`ServiceMetrics`].
+    pub unreachable: u64,
+    /// See [`ServiceMetrics`].
+    pub origin_failed: u64,
+    /// See [`ServiceMetrics`].
+    pub clients_gone: u64,
+    /// See [`ServiceMetrics`].
+    pub destination_unknown: u64,
+    /// In the order of the configuration, then discovered ones by address.
+    pub origins: Vec<OriginSnapshot>,
+    /// Sums over discovered origins that have been forgotten since, so that the service's totals
+    /// never go back.
+    pub forgotten: OriginTotals,
+}
+
+/// One origin of one service, summed over the workers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OriginSnapshot {
+    /// Its address.
+    pub address: SocketAddr,
+    /// See [`OriginMetrics`].
+    pub created: u64,
+    /// See [`OriginMetrics`].
+    pub reused: u64,
+    /// See [`OriginMetrics`].
+    pub returned: u64,
+    /// By [`EvictReason::name`]; zero counts are left out.
+    pub evicted: BTreeMap<String, u64>,
+    /// See [`OriginMetrics`].
+    pub idle: u64,
+    /// See [`OriginMetrics`].
+    pub active: u64,
+    /// See [`OriginMetrics`].
+    pub dialling: u64,
+    /// Median handshake time (upper edge of its power-of-two bucket).
+    pub handshake_p50_us: u64,
+    /// 99th percentile of the handshake time (upper edge of its bucket).
+    pub handshake_p99_us: u64,
+    /// See [`OriginMetrics`].
+    pub dial_refused: u64,
+    /// See [`OriginMetrics`].
+    pub dial_timed_out: u64,
+    /// See [`OriginMetrics`].
+    pub dial_failed: u64,
+    /// See [`OriginMetrics`].
+    pub retried: u64,
+}
+
+/// TCP counters of a network namespace, from `/proc/net/{snmp,netstat,sockstat}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostCounters {
+    /// Connections opened from here.
+    pub active_opens: u64,
+    /// Connections accepted here.
+    pub passive_opens: u64,
+    /// Failed handshakes, both directions.
+    pub attempt_fails: u64,
+    /// Established connections that were reset.
+    pub estab_resets: u64,
+    /// Sockets in TIME_WAIT now.
+    pub time_wait: u64,
+    /// Connections dropped because an accept queue was full.
+    pub listen_overflows: u64,
+}
+
+/// The growing numbers of one origin, or of several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginTotals {
+    /// See [`OriginMetrics`].
+    pub created: u64,
+    /// See [`OriginMetrics`].
+    pub reused: u64,
+    /// See [`OriginMetrics`].
+    pub returned: u64,
+    /// By [`EvictReason::name`]; zero counts are left out.
+    pub evicted: BTreeMap<String, u64>,
+    /// See [`OriginMetrics`].
+    pub dial_refused: u64,
+    /// See [`OriginMetrics`].
+    pub dial_timed_out: u64,
+    /// See [`OriginMetrics`].
+    pub dial_failed: u64,
+    /// See [`OriginMetrics`].
+    pub retried: u64,
+}
+
+impl OriginTotals {
+    /// Adds what one worker has counted.
+    pub fn add(&mut self, metrics: &OriginMetrics) {
+        self.created += metrics.created.get();
+        self.reused += metrics.reused.get();
+        self.returned += metrics.returned.get();
+        for (reason, count) in EvictReason::ALL.iter().zip(&metrics.evicted) {
+            if count.get() > 0 {
+                *self.evicted.entry(reason.name().to_owned()).or_default() += count.get();
+            }
+        }
+        self.dial_refused += metrics.dial_refused.get();
+        self.dial_timed_out += metrics.dial_timed_out.get();
+        self.dial_failed += metrics.dial_failed.get();
+        self.retried += metrics.retried.get();
+    }
+
+    /// Adds other totals.
+    pub fn merge(&mut self, other: &Self) {
+        self.created += other.created;
+        self.reused += other.reused;
+        self.returned += other.returned;
+        for (reason, count) in &other.evicted {
+            *self.evicted.entry(reason.clone()).or_default() += count;
+        }
+        self.dial_refused += other.dial_refused;
+        self.dial_timed_out += other.dial_timed_out;
+        self.dial_failed += other.dial_failed;
+        self.retried += other.retried;
+    }
+}
+
+impl OriginSnapshot {
+    /// One origin, summed over what each worker has counted for it.
+    #[must_use]
+    pub fn sum<'a>(
+        address: SocketAddr,
+        workers: impl IntoIterator<Item = &'a OriginMetrics>,
+    ) -> Self {
+        let mut totals = OriginTotals::default();
+        let [mut idle, mut active, mut dialling] = [0; 3];
+        let mut handshake_us = Vec::new();
+        for metrics in workers {
+            totals.add(metrics);
+            idle += metrics.idle.get();
+            active += metrics.active.get();
+            dialling += metrics.dialling.get();
+            let counts = metrics.handshake_us.counts();
+            handshake_us.resize(counts.len(), 0);
+            handshake_us.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
+        }
+        Self {
+            address,
+            created: totals.created,
+            reused: totals.reused,
+            returned: totals.returned,
+            evicted: totals.evicted,
+            idle,
+            active,
+            dialling,
+            handshake_p50_us: quantile(&handshake_us, 0.5),
+            handshake_p99_us: quantile(&handshake_us, 0.99),
+            dial_refused: totals.dial_refused,
+            dial_timed_out: totals.dial_timed_out,
+            dial_failed: totals.dial_failed,
+            retried: totals.retried,
+        }
+    }
+
+    /// The growing numbers.
+    #[must_use]
+    pub fn totals(&self) -> OriginTotals {
+        OriginTotals {
+            created: self.created,
+            reused: self.reused,
+            returned: self.returned,
+            evicted: self.evicted.clone(),
+            dial_refused: self.dial_refused,
+            dial_timed_out: self.dial_timed_out,
+            dial_failed: self.dial_failed,
+            retried: self.retried,
+        }
+    }
+}
+
+impl ServiceSnapshot {
+    /// The growing numbers of all origins, forgotten ones too.
+    #[must_use]
+    pub fn totals(&self) -> OriginTotals {
+        let mut totals = self.forgotten.clone();
+        self.origins.iter().for_each(|origin| totals.merge(&origin.totals()));
+        totals
+    }
+}
+
+/// One remote endpoint of active connections, as the kernel programs counted it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointSnapshot {
+    /// The remote address.
+    pub remote: SocketAddr,
+    /// Whether these are the broker's own connections.
+    pub broker: bool,
+    /// See [`ConnectionCounters`].
+    pub attempted: u64,
+    /// See [`ConnectionCounters`].
+    pub established: u64,
+    /// See [`ConnectionCounters`].
+    pub refused: u64,
+    /// See [`ConnectionCounters`].
+    pub timed_out: u64,
+    /// See [`ConnectionCounters`].
+    pub failed_other: u64,
+    /// See [`ConnectionCounters`].
+    pub abandoned: u64,
+    /// See [`ConnectionCounters`].
+    pub closed: u64,
+    /// See [`ConnectionCounters`].
+    pub reset: u64,
+    /// See [`ConnectionCounters`].
+    pub open: u64,
+    /// See [`ConnectionCounters`].
+    pub open_peak: u64,
+    /// Mean handshake time.
+    pub handshake_mean_us: u64,
+    /// 99th percentile of the handshake time (upper edge of its bucket).
+    pub handshake_p99_us: u64,
+    /// Median of the time that connections stayed open (upper edge of its bucket).
+    pub lifetime_p50_ms: u64,
+}
+
+impl From<&Endpoint> for EndpointSnapshot {
+    fn from(endpoint: &Endpoint) -> Self {
+        let c: &ConnectionCounters = &endpoint.counters;
+        Self {
+            remote: endpoint.remote,
+            broker: endpoint.broker,
+            attempted: c.attempted,
+            established: c.established,
+            refused: c.refused,
+            timed_out: c.timed_out,
+            failed_other: c.failed_other,
+            abandoned: c.abandoned,
+            closed: c.closed,
+            reset: c.reset,
+            open: c.open,
+            open_peak: c.open_peak,
+            handshake_mean_us: c.handshake_us_sum.checked_div(c.established).unwrap_or(0),
+            handshake_p99_us: quantile(&c.handshake_us, 0.99),
+            lifetime_p50_ms: quantile(&c.lifetime_ms, 0.5),
+        }
+    }
+}
+
+/// What a snapshot says about the process itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Process {
+    /// Milliseconds of Unix time.
+    pub now_unix_ms: u64,
+    /// Milliseconds since the daemon started.
+    pub uptime_ms: u64,
+    /// Event loops.
+    pub workers: usize,
+}
+
+impl Snapshot {
+    /// Puts a snapshot together. The services come from [`super::Registry::services`]; without
+    /// kernel programs, `kernel` says why there are none.
+    #[must_use]
+    pub fn assemble(
+        process: Process,
+        services: Vec<ServiceSnapshot>,
+        kernel: Result<&KernelCounters, &str>,
+        host: HostCounters,
+    ) -> Self {
+        let nothing = KernelCounters::default();
+        let (mode, reason, counters) = match kernel {
+            Ok(counters) => ("kernel", None, counters),
+            Err(reason) => ("none", Some(reason.to_owned()), &nothing),
+        };
+        let mut endpoints: Vec<&Endpoint> = counters.endpoints.iter().collect();
+        // The address breaks ties, so that a watched table keeps still.
+        endpoints.sort_by_key(|e| (Reverse(e.counters.established), e.remote, e.broker));
+        endpoints.truncate(ENDPOINTS_MAX);
+        Self {
+            version: SNAPSHOT_VERSION,
+            broker_version: env!("CARGO_PKG_VERSION").to_owned(),
+            taken_unix_ms: process.now_unix_ms,
+            uptime_ms: process.uptime_ms,
+            workers: process.workers,
+            datapath: DatapathSnapshot {
+                mode: mode.to_owned(),
+                reason,
+                rewritten: counters.intercept.rewritten,
+                left_stale_heartbeat: counters.intercept.stale_heartbeat,
+                left_other_netns: counters.intercept.other_netns,
+                left_other_cgroup: counters.intercept.other_cgroup,
+                endpoints_evicted: counters.endpoints_evicted,
+                others_attempted: counters.totals_others.attempted,
+                others_established: counters.totals_others.established,
+                broker_attempted: counters.totals_broker.attempted,
+                broker_established: counters.totals_broker.established,
+            },
+            services,
+            endpoints: endpoints.into_iter().map(EndpointSnapshot::from).collect(),
+            host,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_endpoints_are_kept() {
+        let endpoints = (1..=100u16)
+            .map(|port| Endpoint {
+                remote: SocketAddr::from(([10, 0, 0, 1], port)),
+                broker: false,
+                counters: ConnectionCounters {
+                    established: u64::from(port),
+                    handshake_us_sum: 10 * u64::from(port),
+                    ..ConnectionCounters::default()
+                },
+            })
+            .collect();
+        let kernel = KernelCounters { endpoints, ..Default::default() };
+        let process = Process { now_unix_ms: 1, uptime_ms: 2, workers: 3 };
+        let snapshot =
+            Snapshot::assemble(process, Vec::new(), Ok(&kernel), HostCounters::default());
+        assert_eq!(snapshot.endpoints.len(), ENDPOINTS_MAX);
+        assert_eq!(snapshot.endpoints[0].established, 100);
+        assert_eq!(snapshot.endpoints[0].handshake_mean_us, 10);
+        assert_eq!(snapshot.datapath.mode, "kernel");
+        let json = serde_json::to_string(&snapshot).unwrap();
+        let back: Snapshot = serde_json::from_str(&json).unwrap();
+        assert_eq!(back.endpoints, snapshot.endpoints);
+    }
+
+    #[test]
+    fn origins_sum_over_workers() {
+        let [a, b] = [OriginMetrics::default(), OriginMetrics::default()];
+        a.created.add(2);
+        b.created.add(3);
+        b.evict(EvictReason::IdleTtl);
+        a.handshake_us.record(100);
+        let sum = OriginSnapshot::sum(SocketAddr::from(([10, 0, 0, 1], 80)), [&a, &b]);
+        assert_eq!((sum.created, sum.handshake_p50_us), (5, 128));
+        assert_eq!(sum.evicted, BTreeMap::from([("idle_ttl".to_owned(), 1)]));
+    }
+}
