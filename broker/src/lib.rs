@@ -14,3 +14,5 @@ pub mod origin;
 pub mod pool;
 
 pub mod stats;
+
+pub mod admin;

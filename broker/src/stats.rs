@@ -14,7 +14,7 @@ pub use histogram::Histogram;
 pub use registry::{Registry, ServiceRecords};
 pub use snapshot::{
     DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, HostCounters, OriginSnapshot, OriginTotals,
-    Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot,
+    Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot, SnapshotError,
 };
 
 use crate::boundary::CloseReason;

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -344,6 +345,21 @@ pub struct Process {
 }
 
 impl Snapshot {
+    /// Reads a snapshot, as the admin socket serves it or `broker stats --save` writes it.
+    pub fn from_json(json: &[u8]) -> Result<Self, SnapshotError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+
+        // First the version alone: the rest of another layout would only give a riddle.
+        let Versioned { version } = serde_json::from_slice(json).map_err(SnapshotError::Json)?;
+        if version != SNAPSHOT_VERSION {
+            return Err(SnapshotError::Version(version));
+        }
+        serde_json::from_slice(json).map_err(SnapshotError::Json)
+    }
+
     /// Puts a snapshot together. The services come from [`super::Registry::services`]; without
     /// kernel programs, `kernel` says why there are none.
     #[must_use]
@@ -388,6 +404,37 @@ impl Snapshot {
     }
 }
 
+/// Why a text is not a snapshot.
+#[derive(Debug)]
+pub enum SnapshotError {
+    /// Not JSON, or not of a snapshot's shape.
+    Json(serde_json::Error),
+    /// A layout that this build does not know.
+    Version(u32),
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json(_) => write!(f, "not a snapshot"),
+            Self::Version(version) => write!(
+                f,
+                "a snapshot of layout version {version}, and this build reads version \
+                 {SNAPSHOT_VERSION}: use the `broker` that wrote it"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SnapshotError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Json(error) => Some(error),
+            Self::Version(_) => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,6 +463,14 @@ mod tests {
         let json = serde_json::to_string(&snapshot).unwrap();
         let back: Snapshot = serde_json::from_str(&json).unwrap();
         assert_eq!(back.endpoints, snapshot.endpoints);
+    }
+
+    #[test]
+    fn unknown_layouts_are_named() {
+        let error = Snapshot::from_json(b"{\"version\":7}").unwrap_err().to_string();
+        assert!(error.contains("version 7"), "{error}");
+        assert!(matches!(Snapshot::from_json(b"{\"version\":1}"), Err(SnapshotError::Json(_))));
+        assert!(matches!(Snapshot::from_json(b"hello"), Err(SnapshotError::Json(_))));
     }
 
     #[test]

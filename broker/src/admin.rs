@@ -1,0 +1,199 @@
+//! The admin socket: statistics, health and drain over HTTP on a unix socket.
+//!
+//! A file on disk, because its permissions are the access control, and it cannot be reached from
+//! another host by mistake. HTTP, because curl and Prometheus exporters speak it already.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/snapshot` | the [`Snapshot`] as JSON |
+//! | `GET /v1/health` | [`Health`] as JSON; 200 while ready, else 503 |
+//! | `POST /v1/drain` | 202; leases may finish, then the daemon stops |
+//! | `GET /metrics` | the snapshot as Prometheus text |
+
+pub mod client;
+pub mod metrics;
+
+use std::future::Future;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, fs, io};
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+
+pub use client::{FetchError, fetch_snapshot};
+
+use crate::stats::Snapshot;
+
+/// Owner and group may connect: connecting needs write permission, and a drain is a write.
+const SOCKET_MODE: u32 = 0o660;
+
+/// What the admin socket asks the daemon for.
+pub trait Source: Send + Sync + 'static {
+    /// Takes a snapshot. May block for a moment; it is not called on an event loop.
+    fn snapshot(&self) -> Snapshot;
+
+    /// Whether clients should be sent here.
+    fn health(&self) -> Health;
+
+    /// Begins a graceful stop. Asking twice is no mistake.
+    fn drain(&self);
+}
+
+/// Answer of `GET /v1/health`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// Every listener is open, and no stop was asked for.
+    pub ready: bool,
+    /// A stop was asked for; leases are finishing.
+    pub draining: bool,
+}
+
+/// The bound admin socket. Dropping it removes the file.
+#[derive(Debug)]
+pub struct Listener {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+/// Binds the admin socket, making its directory if needed. Must be called inside a runtime.
+///
+/// A file left over by a daemon that was killed is replaced; one that somebody listens on, or that
+/// is no socket at all, is not.
+pub fn bind(path: &Path) -> Result<Listener, BindError> {
+    let error = |doing: &'static str| {
+        move |source| BindError { path: path.to_owned(), doing, source: Some(source) }
+    };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(error("cannot make its directory"))?;
+    }
+    remove_stale(path)?;
+    let listener = UnixListener::bind(path).map_err(error("cannot bind"))?;
+    let file = SocketFile::of(path).map_err(error("cannot inspect"))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))
+        .map_err(error("cannot set its mode"))?;
+    Ok(Listener { listener, file })
+}
+
+fn remove_stale(path: &Path) -> Result<(), BindError> {
+    let error = |doing: &'static str, source| BindError { path: path.to_owned(), doing, source };
+    match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(error("cannot inspect", Some(e))),
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(error("exists and is not a socket; it was left alone", None));
+        }
+        Ok(_) => {}
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err(error("another daemon is listening there", None)),
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(|e| error("cannot remove the stale file", Some(e)))
+        }
+        Err(e) => Err(error("cannot tell whether somebody listens there", Some(e))),
+    }
+}
+
+/// Answers requests until `stop` completes.
+pub async fn serve(
+    listener: Listener,
+    source: Arc<dyn Source>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let Listener { listener, file } = listener;
+    let served = axum::serve(listener, router(source)).with_graceful_shutdown(stop).await;
+    drop(file);
+    served
+}
+
+fn router(source: Arc<dyn Source>) -> Router {
+    Router::new()
+        .route("/v1/snapshot", get(snapshot))
+        .route("/v1/health", get(health))
+        .route("/v1/drain", post(drain))
+        .route("/metrics", get(prometheus))
+        .with_state(source)
+}
+
+/// Reading the kernel's maps takes milliseconds: too long for the thread that does the rest.
+async fn take(source: Arc<dyn Source>) -> Result<Snapshot, StatusCode> {
+    tokio::task::spawn_blocking(move || source.snapshot())
+        .await
+        .map_err(|_panicked| StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+async fn snapshot(State(source): State<Arc<dyn Source>>) -> Result<Json<Snapshot>, StatusCode> {
+    take(source).await.map(Json)
+}
+
+async fn prometheus(State(source): State<Arc<dyn Source>>) -> Result<Response, StatusCode> {
+    let text = metrics::render(&take(source).await?);
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+async fn health(State(source): State<Arc<dyn Source>>) -> (StatusCode, Json<Health>) {
+    let health = source.health();
+    let status = if health.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(health))
+}
+
+async fn drain(State(source): State<Arc<dyn Source>>) -> StatusCode {
+    source.drain();
+    StatusCode::ACCEPTED
+}
+
+/// Removes the socket's file when dropped, unless another daemon has put its own there.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), inode: inode(path)? })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|now| now == self.inode)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the admin socket");
+        }
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// Why there is no admin socket.
+#[derive(Debug)]
+pub struct BindError {
+    path: PathBuf,
+    doing: &'static str,
+    source: Option<io::Error>,
+}
+
+impl fmt::Display for BindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "admin socket {}: {}", self.path.display(), self.doing)
+    }
+}
+
+impl std::error::Error for BindError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|e| e as _)
+    }
+}
+
+#[cfg(test)]
+mod tests;

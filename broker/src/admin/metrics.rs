@@ -1,0 +1,271 @@
+//! The snapshot as Prometheus text exposition.
+//!
+//! The kernel's endpoints are left out: which ones are among the busiest changes all the time, and
+//! series that come and go are worse than none. `broker stats` and `broker observe` show them.
+
+use std::fmt::{Display, Write};
+
+use crate::stats::{OriginTotals, ServiceSnapshot, Snapshot};
+
+/// Of the text format.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Value of the label `origin` for the sum over those that were forgotten.
+const FORGOTTEN: &str = "forgotten";
+
+/// Renders every metric.
+#[must_use]
+pub fn render(snapshot: &Snapshot) -> String {
+    let mut text = Text::default();
+    process(&mut text, snapshot);
+    services(&mut text, &snapshot.services);
+    origins(&mut text, &snapshot.services);
+    kernel(&mut text, snapshot);
+    host(&mut text, snapshot);
+    text.0
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.push(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.push(format_args!("{name}"));
+        for (i, (label, text)) in labels.iter().enumerate() {
+            let open = if i == 0 { '{' } else { ',' };
+            let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            self.push(format_args!("{open}{label}=\"{escaped}\""));
+        }
+        let close = if labels.is_empty() { "" } else { "}" };
+        self.push(format_args!("{close} {value}\n"));
+    }
+
+    /// A family with one sample and no labels.
+    fn single(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+
+    fn push(&mut self, text: std::fmt::Arguments<'_>) {
+        self.0.write_fmt(text).unwrap_or_else(|_| unreachable!("a String takes everything"));
+    }
+}
+
+fn seconds_of_us(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+fn process(text: &mut Text, snapshot: &Snapshot) {
+    text.family("broker_info", "gauge", "Always 1; the label tells the daemon's version.");
+    text.sample("broker_info", &[("version", &snapshot.broker_version)], 1);
+    let uptime = snapshot.uptime_ms as f64 / 1e3;
+    text.single("broker_uptime_seconds", "gauge", "Time since the daemon started.", uptime);
+    text.single("broker_workers", "gauge", "Event loops.", snapshot.workers);
+}
+
+fn services(text: &mut Text, services: &[ServiceSnapshot]) {
+    type Value = fn(&ServiceSnapshot) -> u64;
+    type Reasons = &'static [(&'static str, Value)];
+    let plain: [(&str, &str, &str, Value); 6] = [
+        ("broker_clients_total", "counter", "Client connections accepted.", |s| s.clients),
+        ("broker_clients_open", "gauge", "Client connections open.", |s| s.clients_open),
+        ("broker_exchanges_total", "counter", "Exchanges finished (opaque: connections).", |s| {
+            s.exchanges
+        }),
+        ("broker_exchanges_waiting", "gauge", "Exchanges waiting for a socket.", |s| s.waiting),
+        ("broker_request_bytes_total", "counter", "Bytes from clients to origins.", |s| {
+            s.request_bytes
+        }),
+        ("broker_response_bytes_total", "counter", "Bytes from origins to clients.", |s| {
+            s.response_bytes
+        }),
+    ];
+    for (name, kind, help, value) in plain {
+        text.family(name, kind, help);
+        for service in services {
+            text.sample(name, &[("service", &service.name)], value(service));
+        }
+    }
+    let by_reason: [(&str, &str, Reasons); 2] = [
+        (
+            "broker_refusals_total",
+            "Exchanges that the broker refused.",
+            &[
+                ("queue_overflow", |s| s.queue_overflow),
+                ("queue_timed_out", |s| s.queue_timed_out),
+                ("unreachable", |s| s.unreachable),
+                ("destination_unknown", |s| s.destination_unknown),
+            ],
+        ),
+        (
+            "broker_exchange_failures_total",
+            "Exchanges that began and did not end well, by who failed.",
+            &[("origin", |s| s.origin_failed), ("client", |s| s.clients_gone)],
+        ),
+    ];
+    for (name, help, reasons) in by_reason {
+        text.family(name, "counter", help);
+        for service in services {
+            for (reason, value) in reasons {
+                let labels = [("service", service.name.as_str()), ("reason", *reason)];
+                text.sample(name, &labels, value(service));
+            }
+        }
+    }
+}
+
+fn origins(text: &mut Text, services: &[ServiceSnapshot]) {
+    type Value = fn(&OriginTotals) -> u64;
+
+    let totals: Vec<(&str, String, OriginTotals)> = services
+        .iter()
+        .flat_map(|service| {
+            let listed = service.origins.iter().map(|o| (o.address.to_string(), o.totals()));
+            let forgotten = (service.forgotten != OriginTotals::default())
+                .then(|| (FORGOTTEN.to_owned(), service.forgotten.clone()));
+            listed.chain(forgotten).map(|(origin, totals)| (&*service.name, origin, totals))
+        })
+        .collect();
+    let plain: [(&str, &str, Value); 4] = [
+        ("broker_origin_connections_created_total", "Handshakes paid.", |o| o.created),
+        (
+            "broker_origin_connections_reused_total",
+            "Exchanges served by a socket that was idle before: handshakes saved.",
+            |o| o.reused,
+        ),
+        ("broker_origin_connections_returned_total", "Leases that went back to the pool.", |o| {
+            o.returned
+        }),
+        (
+            "broker_origin_retries_total",
+            "Requests repeated because a reused socket was dead.",
+            |o| o.retried,
+        ),
+    ];
+    for (name, help, value) in plain {
+        text.family(name, "counter", help);
+        for (service, origin, o) in &totals {
+            text.sample(name, &[("service", service), ("origin", origin)], value(o));
+        }
+    }
+    let name = "broker_origin_connections_evicted_total";
+    text.family(name, "counter", "Sockets that the pool let go.");
+    for (service, origin, o) in &totals {
+        for (reason, count) in &o.evicted {
+            let labels = [("service", *service), ("origin", origin), ("reason", reason)];
+            text.sample(name, &labels, count);
+        }
+    }
+    let name = "broker_origin_dial_failures_total";
+    text.family(name, "counter", "Handshakes that failed.");
+    for (service, origin, o) in &totals {
+        for (reason, count) in
+            [("refused", o.dial_refused), ("timed_out", o.dial_timed_out), ("other", o.dial_failed)]
+        {
+            let labels = [("service", *service), ("origin", origin), ("reason", reason)];
+            text.sample(name, &labels, count);
+        }
+    }
+    origin_gauges(text, services);
+}
+
+fn origin_gauges(text: &mut Text, services: &[ServiceSnapshot]) {
+    let listed = || services.iter().flat_map(|s| s.origins.iter().map(move |o| (s, o)));
+    let name = "broker_origin_connections";
+    text.family(name, "gauge", "Sockets, by what they do.");
+    for (service, origin) in listed() {
+        let address = origin.address.to_string();
+        for (state, count) in
+            [("idle", origin.idle), ("active", origin.active), ("dialling", origin.dialling)]
+        {
+            let labels = [("service", &*service.name), ("origin", &address), ("state", state)];
+            text.sample(name, &labels, count);
+        }
+    }
+    let name = "broker_origin_handshake_seconds";
+    text.family(
+        name,
+        "gauge",
+        "Handshake time since the start, upper edge of a power-of-two bucket.",
+    );
+    for (service, origin) in listed() {
+        let address = origin.address.to_string();
+        for (quantile, us) in [("0.5", origin.handshake_p50_us), ("0.99", origin.handshake_p99_us)]
+        {
+            let labels =
+                [("service", &*service.name), ("origin", &address), ("quantile", quantile)];
+            text.sample(name, &labels, seconds_of_us(us));
+        }
+    }
+}
+
+fn kernel(text: &mut Text, snapshot: &Snapshot) {
+    let d = &snapshot.datapath;
+    text.single(
+        "broker_kernel_loaded",
+        "gauge",
+        "1 if the kernel programs are loaded.",
+        u8::from(d.mode == "kernel"),
+    );
+    text.single(
+        "broker_kernel_connects_rewritten_total",
+        "counter",
+        "Connects sent to the broker.",
+        d.rewritten,
+    );
+    let name = "broker_kernel_connects_left_total";
+    text.family(name, "counter", "Connects to intercepted destinations that were left alone.");
+    for (reason, count) in [
+        ("stale_heartbeat", d.left_stale_heartbeat),
+        ("other_netns", d.left_other_netns),
+        ("other_cgroup", d.left_other_cgroup),
+    ] {
+        text.sample(name, &[("reason", reason)], count);
+    }
+    for (name, help, by) in [
+        (
+            "broker_kernel_connections_attempted_total",
+            "Active TCP connections begun on this host.",
+            [d.broker_attempted, d.others_attempted],
+        ),
+        (
+            "broker_kernel_connections_established_total",
+            "Active TCP connections established on this host.",
+            [d.broker_established, d.others_established],
+        ),
+    ] {
+        text.family(name, "counter", help);
+        for (party, count) in ["broker", "others"].into_iter().zip(by) {
+            text.sample(name, &[("party", party)], count);
+        }
+    }
+    text.single(
+        "broker_kernel_endpoints_evicted_total",
+        "counter",
+        "Endpoints pushed out of the bounded kernel map.",
+        d.endpoints_evicted,
+    );
+}
+
+fn host(text: &mut Text, snapshot: &Snapshot) {
+    let h = &snapshot.host;
+    for (name, kind, help, value) in [
+        ("broker_host_tcp_active_opens_total", "counter", "ActiveOpens.", h.active_opens),
+        ("broker_host_tcp_passive_opens_total", "counter", "PassiveOpens.", h.passive_opens),
+        ("broker_host_tcp_attempt_fails_total", "counter", "AttemptFails.", h.attempt_fails),
+        ("broker_host_tcp_estab_resets_total", "counter", "EstabResets.", h.estab_resets),
+        (
+            "broker_host_tcp_listen_overflows_total",
+            "counter",
+            "ListenOverflows.",
+            h.listen_overflows,
+        ),
+        ("broker_host_tcp_time_wait", "gauge", "Sockets in TIME_WAIT.", h.time_wait),
+    ] {
+        text.single(name, kind, help, value);
+    }
+}
