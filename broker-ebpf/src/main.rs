@@ -1,23 +1,27 @@
+//! The kernel programs: one file per kind of hook, thin around `broker_ebpf::flow`.
+
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 #![expect(unsafe_code, reason = "map values and kernel contexts are raw pointers")]
 #![expect(unreachable_pub, reason = "the loader finds programs and maps by their symbols")]
-#![expect(missing_docs, reason = "a binary has no documentation of its own")]
+#![expect(clippy::cast_possible_truncation, reason = "the target has 64 bits, map indices few")]
+#![expect(clippy::needless_pass_by_value, reason = "the hooks' signatures are aya's")]
+#![expect(clippy::inline_always, reason = "the verifier follows bounds within a function only")]
 
-use aya_ebpf::macros::sock_ops;
-use aya_ebpf::programs::SockOpsContext;
+mod atomic;
+mod connect;
+mod getpeername;
+mod maps;
+mod sockops;
 
-#[sock_ops]
-pub fn broker_sock_ops(_ctx: SockOpsContext) -> u32 {
-    1
-}
-
-#[cfg(not(test))]
-#[panic_handler]
-fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
-    loop {}
-}
-
+/// The kernel lets only GPL-compatible programs call some of the helpers used here.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    // Nothing panics: the verifier would refuse the endless loop.
+    loop {}
+}

@@ -1,0 +1,198 @@
+//! Sends connections to brokered destinations to the broker, before TCP begins.
+//!
+//! When in doubt the connection is left alone: the client then reaches its destination as if
+//! there were no broker. The hook always allows the `connect()`.
+
+use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
+use aya_ebpf::btf_maps::lpm_trie::Key;
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_ancestor_cgroup_id, bpf_get_netns_cookie, bpf_get_smp_processor_id,
+    bpf_ktime_get_ns,
+};
+use aya_ebpf::macros::cgroup_sock_addr;
+use aya_ebpf::programs::SockAddrContext;
+use aya_log_ebpf::warn;
+use broker_ebpf::abi::{
+    Address, Interception, SERVICE_CGROUPS_MAX, Service, TARGET_BITS, Tally, WORKERS_MAX, Who,
+};
+use broker_ebpf::flow;
+
+use crate::maps::{
+    HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, SERVICES, TARGETS, WORKERS,
+    socket_state, socket_state_or_new, tally,
+};
+
+const SOCK_STREAM: u32 = 1;
+const IPPROTO_TCP: u32 = 6;
+
+/// Reads a field of the context. The kernel rewrites each access, and only knows those to whole
+/// fields: volatile, so that the compiler does not merge them.
+macro_rules! field {
+    ($addr:expr, $($field:tt)+) => {
+        // SAFETY: the context that the kernel handed to the program.
+        unsafe { (&raw const (*$addr).$($field)+).read_volatile() }
+    };
+}
+
+/// Writes a field of the context.
+macro_rules! set_field {
+    ($addr:expr, $($field:tt)+) => {
+        |value| {
+            // SAFETY: the context that the kernel handed to the program.
+            unsafe { (&raw mut (*$addr).$($field)+).write_volatile(value) }
+        }
+    };
+}
+
+#[cgroup_sock_addr(connect4)]
+pub fn broker_connect4(ctx: SockAddrContext) -> i32 {
+    if let Some(listener) = connect(&ctx, read_v4(ctx.sock_addr)) {
+        write_v4(ctx.sock_addr, &listener);
+    }
+    1
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn broker_connect6(ctx: SockAddrContext) -> i32 {
+    if let Some(listener) = connect(&ctx, read_v6(ctx.sock_addr)) {
+        write_v6(ctx.sock_addr, &listener);
+    }
+    1
+}
+
+/// Where to send the client instead, if anywhere.
+#[inline(always)]
+fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
+    // Cheapest first: nearly all calls end at one of the first two.
+    if field!(ctx.sock_addr, type_) != SOCK_STREAM || field!(ctx.sock_addr, protocol) != IPPROTO_TCP
+    {
+        return None;
+    }
+    let slot = *TARGETS.get(&Key::new(TARGET_BITS, flow::target(&dialled)))?;
+    let service = SERVICES.get(slot)?;
+    let sk = sk(ctx.sock_addr);
+    if socket_state(sk).is_some_and(|state| state.who == Who::Broker as u8) {
+        return None;
+    }
+    if !has_cgroup(service) {
+        tally(Tally::OtherCgroup);
+        return None;
+    }
+    let Some(worker) = live_worker() else {
+        tally(Tally::StaleHeartbeat);
+        return None;
+    };
+    let listeners = LISTENERS.get(slot * WORKERS_MAX as u32 + worker)?;
+    // SAFETY: the context that the kernel handed to the program.
+    let cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
+    let same_netns = cookie == NETNS_COOKIE.load();
+    let Some(listener) = flow::listener(listeners, same_netns, &dialled) else {
+        tally(if same_netns { Tally::NoListener } else { Tally::OtherNetns });
+        return None;
+    };
+    if same_netns && field!(sk, bound_dev_if) != 0 {
+        tally(Tally::BoundToDevice);
+        return None;
+    }
+
+    let Some(state) = socket_state_or_new(sk) else {
+        warn!(ctx, "a connection is not intercepted: its socket has no memory left for options");
+        return None;
+    };
+    state.dialled = dialled;
+    state.listener = listener;
+    state.interception = Interception::Rewritten as u8;
+    state.keep_destination = u8::from(service.keep_destination != 0);
+    tally(Tally::Rewritten);
+    Some(listener)
+}
+
+/// Whether the calling process belongs to a cgroup of the service.
+#[inline(always)]
+fn has_cgroup(service: &Service) -> bool {
+    let count = service.cgroup_count as usize;
+    if count == 0 {
+        return true;
+    }
+    for (i, cgroup) in service.cgroups.iter().enumerate() {
+        if i >= count.min(SERVICE_CGROUPS_MAX) {
+            break;
+        }
+        // SAFETY: takes a number; an unknown level answers 0, which is no cgroup's id.
+        if unsafe { bpf_get_current_ancestor_cgroup_id(cgroup.level.cast_signed()) } == cgroup.id {
+            return true;
+        }
+    }
+    false
+}
+
+/// The worker of this CPU, or the next one that is alive.
+#[inline(always)]
+fn live_worker() -> Option<u32> {
+    let workers = WORKERS.load();
+    if workers == 0 {
+        return None;
+    }
+    // SAFETY: takes nothing and reads a clock.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let age_max = HEARTBEAT_AGE_MAX_NS.load();
+    // SAFETY: takes nothing and answers a number.
+    let mut worker = unsafe { bpf_get_smp_processor_id() } % workers;
+    for _ in 0..workers.min(WORKERS_MAX as u32) {
+        let beat = HEARTBEATS.get_ptr(worker)?;
+        // SAFETY: a value of the map; the daemon writes it while programs read.
+        if flow::is_fresh(unsafe { beat.read_volatile() }, now, age_max) {
+            return Some(worker);
+        }
+        worker = if worker + 1 < workers { worker + 1 } else { 0 };
+    }
+    None
+}
+
+/// The client's socket.
+#[inline(always)]
+pub fn sk(addr: *mut bpf_sock_addr) -> *mut bpf_sock {
+    field!(addr, __bindgen_anon_1.sk)
+}
+
+/// The IPv4 address and port that the hook is called for.
+#[inline(always)]
+pub fn read_v4(addr: *mut bpf_sock_addr) -> Address {
+    Address {
+        ip: flow::v4_mapped(field!(addr, user_ip4)),
+        port: flow::user_port(field!(addr, user_port)),
+        zero: 0,
+    }
+}
+
+/// Replaces them.
+#[inline(always)]
+pub fn write_v4(addr: *mut bpf_sock_addr, address: &Address) {
+    set_field!(addr, user_ip4)(address.ip[3]);
+    set_field!(addr, user_port)(address.port.into());
+}
+
+/// The IPv6 address and port that the hook is called for.
+#[inline(always)]
+pub fn read_v6(addr: *mut bpf_sock_addr) -> Address {
+    Address {
+        ip: [
+            field!(addr, user_ip6[0]),
+            field!(addr, user_ip6[1]),
+            field!(addr, user_ip6[2]),
+            field!(addr, user_ip6[3]),
+        ],
+        port: flow::user_port(field!(addr, user_port)),
+        zero: 0,
+    }
+}
+
+/// Replaces them.
+#[inline(always)]
+pub fn write_v6(addr: *mut bpf_sock_addr, address: &Address) {
+    set_field!(addr, user_ip6[0])(address.ip[0]);
+    set_field!(addr, user_ip6[1])(address.ip[1]);
+    set_field!(addr, user_ip6[2])(address.ip[2]);
+    set_field!(addr, user_ip6[3])(address.ip[3]);
+    set_field!(addr, user_port)(address.port.into());
+}

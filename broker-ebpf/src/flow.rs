@@ -1,0 +1,348 @@
+//! The programs' decisions, as pure functions that are tested on the host.
+//!
+//! Everything here is inlined into the programs: the verifier then sees the bounds of what it
+//! checks, and no call has to pass more than five arguments.
+
+#![expect(clippy::inline_always, reason = "see the module documentation")]
+
+use crate::abi::{Address, BUCKETS, Interception, Listeners, Phase, Target, words};
+
+/// The third word of every IPv4-mapped address; the first two are 0.
+const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+
+/// 127.0.0.1 and `::1`.
+const LOOPBACK_V4: [u32; 4] = v4_mapped(u32::from_ne_bytes([127, 0, 0, 1]));
+const LOOPBACK_V6: [u32; 4] = words([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+
+/// `TCP_ESTABLISHED` and `TCP_CLOSE` of the kernel.
+const TCP_ESTABLISHED: u32 = 1;
+const TCP_CLOSE: u32 = 7;
+
+/// Error numbers are the same on all architectures that BPF programs run on.
+const EPIPE: i32 = 32;
+const ECONNABORTED: i32 = 103;
+const ECONNRESET: i32 = 104;
+const ETIMEDOUT: i32 = 110;
+const ECONNREFUSED: i32 = 111;
+
+/// The IPv4-mapped form of an IPv4 address, both in network byte order.
+#[must_use]
+#[inline(always)]
+pub const fn v4_mapped(ip: u32) -> [u32; 4] {
+    [0, 0, MAPPED, ip]
+}
+
+/// Whether this is an IPv4 address in its mapped form.
+#[must_use]
+#[inline(always)]
+pub const fn is_v4(ip: &[u32; 4]) -> bool {
+    ip[0] == 0 && ip[1] == 0 && ip[2] == MAPPED
+}
+
+/// A port in network byte order, from the whole word that `bpf_sock_ops.remote_port` has in
+/// network byte order.
+#[must_use]
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a port has 16 bits")]
+pub const fn remote_port(word: u32) -> u16 {
+    (u32::from_be(word) as u16).to_be()
+}
+
+/// A port in network byte order, from `bpf_sock_ops.local_port`, which is in host byte order.
+#[must_use]
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a port has 16 bits")]
+pub const fn local_port(word: u32) -> u16 {
+    (word as u16).to_be()
+}
+
+/// A port in network byte order, from `bpf_sock_addr.user_port`, which holds one in its first
+/// two bytes.
+#[must_use]
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a port has 16 bits")]
+pub const fn user_port(word: u32) -> u16 {
+    if cfg!(target_endian = "little") { word as u16 } else { (word >> 16) as u16 }
+}
+
+/// The histogram bucket of a value: bucket `i` holds 2^i <= value < 2^(i+1), the first also 0
+/// and the last also everything beyond it.
+#[must_use]
+#[inline(always)]
+pub const fn bucket(value: u64) -> usize {
+    let value = if value == 0 { 1 } else { value };
+    let bucket = value.ilog2() as usize;
+    if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
+}
+
+/// What a destination is matched against the intercepted prefixes as.
+#[must_use]
+#[inline(always)]
+pub const fn target(destination: &Address) -> Target {
+    Target {
+        port: destination.port.to_ne_bytes(),
+        family: if is_v4(&destination.ip) { 4 } else { 6 },
+        zero: 0,
+        ip: destination.ip,
+    }
+}
+
+/// A change that the counters care about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// None.
+    Nothing,
+    /// The handshake was completed.
+    Established,
+    /// The attempt has failed.
+    Failed,
+    /// The connection is no longer established.
+    Left,
+    /// The connection is no longer established, and gone at once.
+    LeftAndGone,
+    /// A connection that had left before is gone.
+    Gone,
+}
+
+/// What it means that a socket in `phase` enters the TCP state `state`.
+///
+/// The previous TCP state is not asked for: in `bpf_sock_ops` it shares its place with the reply
+/// of another program on the same cgroup.
+#[must_use]
+#[inline(always)]
+pub const fn step(phase: u8, state: u32) -> Step {
+    const CONNECTING: u8 = Phase::Connecting as u8;
+    const OPEN: u8 = Phase::Open as u8;
+    const LEAVING: u8 = Phase::Leaving as u8;
+    match (phase, state) {
+        (CONNECTING, TCP_ESTABLISHED) => Step::Established,
+        (CONNECTING, TCP_CLOSE) => Step::Failed,
+        (OPEN, TCP_ESTABLISHED) => Step::Nothing,
+        (OPEN, TCP_CLOSE) => Step::LeftAndGone,
+        (OPEN, _) => Step::Left,
+        (LEAVING, TCP_CLOSE) => Step::Gone,
+        _ => Step::Nothing,
+    }
+}
+
+/// Why an attempt has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A RST.
+    Refused,
+    /// No answer.
+    TimedOut,
+    /// The application has closed the socket.
+    Abandoned,
+    /// Anything else, or not known.
+    Other,
+}
+
+/// Why an attempt has failed, by the socket's error if that is known.
+#[must_use]
+#[inline(always)]
+pub const fn failure(sk_err: Option<i32>) -> Failure {
+    match sk_err {
+        Some(0) => Failure::Abandoned,
+        Some(ECONNREFUSED) => Failure::Refused,
+        Some(ETIMEDOUT) => Failure::TimedOut,
+        _ => Failure::Other,
+    }
+}
+
+/// Whether a connection that is gone was ended by a RST or a time-out. An error that the
+/// application has not fetched, of an ICMP message for example, is not one.
+#[must_use]
+#[inline(always)]
+pub const fn was_reset(sk_err: Option<i32>) -> bool {
+    matches!(sk_err, Some(EPIPE | ECONNABORTED | ECONNRESET | ETIMEDOUT))
+}
+
+/// Whether a sign of life is fresh. One that is newer than `now` is: both clocks were read on
+/// different CPUs at nearly the same time. 0 means that there was none yet.
+#[must_use]
+#[inline(always)]
+pub const fn is_fresh(beat_ns: u64, now_ns: u64, age_max_ns: u64) -> bool {
+    beat_ns != 0 && now_ns.saturating_sub(beat_ns) <= age_max_ns
+}
+
+/// The listener that a client can reach for a destination, if there is one.
+///
+/// An IPv4 client socket cannot reach an IPv6 listener, and an IPv6 one might be `IPV6_V6ONLY`:
+/// the address family of the destination is kept.
+#[must_use]
+#[inline(always)]
+pub const fn listener(
+    listeners: &Listeners,
+    same_netns: bool,
+    destination: &Address,
+) -> Option<Address> {
+    let v4 = is_v4(&destination.ip);
+    let listener = match (same_netns, v4) {
+        (true, true) => Address { ip: LOOPBACK_V4, port: listeners.loopback_v4, zero: 0 },
+        (true, false) => Address { ip: LOOPBACK_V6, port: listeners.loopback_v6, zero: 0 },
+        (false, _) if is_v4(&listeners.netns.ip) == v4 => listeners.netns,
+        (false, _) => return None,
+    };
+    if listener.port == 0 { None } else { Some(listener) }
+}
+
+/// What becomes of a socket's interception when TCP begins to connect it to `remote`: a mark
+/// that an earlier `connect()` of the same socket left behind must not hold for this one.
+#[must_use]
+#[inline(always)]
+pub fn interception_at_connect(
+    interception: u8,
+    listener: &Address,
+    remote: &Address,
+) -> Interception {
+    if interception == Interception::Rewritten as u8 && listener == remote {
+        Interception::Connected
+    } else {
+        Interception::None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    fn address(text: &str) -> Address {
+        text.parse::<SocketAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn ports_from_the_kernels_three_forms() {
+        let port = 0x1234_u16.to_be();
+        assert_eq!(remote_port(0x1234_u32.to_be()), port);
+        assert_eq!(local_port(0x1234), port);
+        let [a, b] = 0x1234_u16.to_be_bytes();
+        assert_eq!(user_port(u32::from_ne_bytes([a, b, 0, 0])), port);
+    }
+
+    #[test]
+    fn buckets_are_powers_of_two() {
+        for (value, expected) in [
+            (0, 0),
+            (1, 0),
+            (2, 1),
+            (3, 1),
+            (4, 2),
+            (1023, 9),
+            (1024, 10),
+            (1 << 31, 31),
+            (1 << 32, 31),
+            (u64::MAX, 31),
+        ] {
+            assert_eq!(bucket(value), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn targets_tell_the_families_apart() {
+        let v4 = target(&address("10.0.0.1:80"));
+        assert_eq!((v4.port, v4.family), ([0, 80], 4));
+        assert_eq!(target(&address("[::ffff:10.0.0.1]:80")), v4);
+        assert_eq!(target(&address("[2001:db8::1]:80")).family, 6);
+        assert_eq!(target(&address("[::]:80")).family, 6);
+    }
+
+    #[test]
+    fn a_connection_is_counted_once_at_each_step() {
+        let run = |states: &[u32]| {
+            let mut phase = Phase::Connecting as u8;
+            let mut steps = Vec::new();
+            for &state in states {
+                let step = step(phase, state);
+                phase = match step {
+                    Step::Nothing => phase,
+                    Step::Established => Phase::Open as u8,
+                    Step::Left => Phase::Leaving as u8,
+                    Step::Failed | Step::LeftAndGone | Step::Gone => Phase::None as u8,
+                };
+                if step != Step::Nothing {
+                    steps.push(step);
+                }
+            }
+            steps
+        };
+        use Step::{Established, Failed, Gone, Left, LeftAndGone};
+        const SYN_RECV: u32 = 3;
+        const FIN_WAIT1: u32 = 4;
+        const FIN_WAIT2: u32 = 5;
+        const CLOSE_WAIT: u32 = 8;
+        const LAST_ACK: u32 = 9;
+        assert_eq!(run(&[1, FIN_WAIT1, FIN_WAIT2, 7]), [Established, Left, Gone]);
+        assert_eq!(run(&[1, CLOSE_WAIT, LAST_ACK, 7]), [Established, Left, Gone]);
+        assert_eq!(run(&[1, 7]), [Established, LeftAndGone]);
+        assert_eq!(run(&[7]), [Failed]);
+        // Simultaneous open, also when closed before it is complete.
+        assert_eq!(run(&[SYN_RECV, 1, 7]), [Established, LeftAndGone]);
+        assert_eq!(run(&[SYN_RECV, FIN_WAIT1, 7]), [Failed]);
+        // Told twice, or after the end.
+        assert_eq!(run(&[1, 1, 7, 7]), [Established, LeftAndGone]);
+        // A socket that was already connecting when the program was attached.
+        assert_eq!(step(Phase::None as u8, 1), Step::Nothing);
+    }
+
+    #[test]
+    fn failures_are_told_apart() {
+        const EHOSTUNREACH: i32 = 113;
+        assert_eq!(failure(Some(0)), Failure::Abandoned);
+        assert_eq!(failure(Some(ECONNREFUSED)), Failure::Refused);
+        assert_eq!(failure(Some(ETIMEDOUT)), Failure::TimedOut);
+        assert_eq!(failure(Some(EHOSTUNREACH)), Failure::Other);
+        assert_eq!(failure(None), Failure::Other);
+        assert!([ECONNRESET, EPIPE, ETIMEDOUT].iter().all(|&e| was_reset(Some(e))));
+        assert!(![Some(0), Some(EHOSTUNREACH), None].iter().any(|&e| was_reset(e)));
+    }
+
+    #[test]
+    fn heartbeats_age() {
+        assert!(is_fresh(100, 150, 50));
+        assert!(!is_fresh(100, 151, 50));
+        assert!(is_fresh(100, 99, 50), "beaten on another CPU after `now` was read");
+        assert!(!is_fresh(0, 10, 50), "never");
+    }
+
+    #[test]
+    fn clients_get_a_listener_that_they_can_reach() {
+        let listeners = |v4: u16, v6: u16, netns: &str| Listeners {
+            loopback_v4: v4.to_be(),
+            loopback_v6: v6.to_be(),
+            netns: address(netns),
+        };
+        let check = |listeners: &Listeners, same, destination: &str, expected: Option<&str>| {
+            let got = listener(listeners, same, &address(destination)).map(SocketAddr::from);
+            assert_eq!(got, expected.map(|e| e.parse().unwrap()), "{destination} {same}");
+        };
+        let all = listeners(1004, 1006, "192.0.2.1:1000");
+        check(&all, true, "10.0.0.1:80", Some("127.0.0.1:1004"));
+        check(&all, true, "[::ffff:10.0.0.1]:80", Some("127.0.0.1:1004"));
+        check(&all, true, "[2001:db8::1]:80", Some("[::1]:1006"));
+        check(&all, false, "10.0.0.1:80", Some("192.0.2.1:1000"));
+        check(&all, false, "[2001:db8::1]:80", None);
+        let no_v6 = listeners(1004, 0, "[2001:db8::2]:1000");
+        check(&no_v6, true, "[2001:db8::1]:80", None);
+        check(&no_v6, false, "[2001:db8::1]:80", Some("[2001:db8::2]:1000"));
+        check(&no_v6, false, "10.0.0.1:80", None);
+        let none = Listeners::default();
+        check(&none, true, "10.0.0.1:80", None);
+        check(&none, false, "10.0.0.1:80", None);
+        check(&none, false, "[2001:db8::1]:80", None);
+    }
+
+    #[test]
+    fn a_mark_holds_for_one_connect() {
+        let broker = address("127.0.0.1:1000");
+        let at = |mark: Interception, remote| {
+            interception_at_connect(mark as u8, &broker, &address(remote))
+        };
+        assert_eq!(at(Interception::Rewritten, "127.0.0.1:1000"), Interception::Connected);
+        assert_eq!(at(Interception::Rewritten, "10.0.0.1:80"), Interception::None);
+        assert_eq!(at(Interception::Connected, "127.0.0.1:1000"), Interception::None);
+        assert_eq!(at(Interception::None, "127.0.0.1:1000"), Interception::None);
+    }
+}

@@ -1,0 +1,318 @@
+//! Counts the connections that processes of this host open.
+//!
+//! The hook runs for every TCP socket of the host; only actively opened ones get state, and
+//! only theirs is looked at again. The flag that asks for state changes is added to those that
+//! are set: another program on the cgroup may have set its own.
+
+use core::ffi::c_void;
+use core::ptr;
+
+use aya_ebpf::bindings::{
+    BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB,
+    BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock, bpf_sock_ops,
+};
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_kernel};
+use aya_ebpf::macros::sock_ops;
+use aya_ebpf::programs::SockOpsContext;
+use aya_log_ebpf::warn;
+use broker_ebpf::abi::{
+    Address, BUCKETS, Counters, EndpointKey, Interception, Pair, Phase, SocketState, Tally,
+    UNKNOWN_OFFSET,
+};
+use broker_ebpf::flow::{self, Failure, Step};
+
+use crate::atomic;
+use crate::maps::{
+    ENDPOINTS, ORIGINAL_DESTINATIONS, SCRATCH, SK_ERR_OFFSET, TOTALS, socket_state,
+    socket_state_or_new, tally,
+};
+
+const AF_INET6: u32 = 10;
+
+/// Reads a field of the context. The kernel rewrites each access, and only knows those to whole
+/// fields: volatile, so that the compiler does not merge them.
+macro_rules! field {
+    ($ops:expr, $($field:tt)+) => {
+        // SAFETY: the context that the kernel handed to the program.
+        unsafe { (&raw const (*$ops).$($field)+).read_volatile() }
+    };
+}
+
+#[sock_ops]
+pub fn broker_sockops(ctx: SockOpsContext) -> u32 {
+    match field!(ctx.ops, op) {
+        BPF_SOCK_OPS_TCP_CONNECT_CB => attempted(&ctx),
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => confirm(&ctx),
+        BPF_SOCK_OPS_STATE_CB => state_changed(&ctx),
+        _ => {}
+    }
+    1
+}
+
+/// A SYN is about to be sent.
+#[inline(always)]
+fn attempted(ctx: &SockOpsContext) {
+    let Some(state) = socket_state_or_new(sk(ctx.ops)) else {
+        warn!(ctx, "a connection is not counted: its socket has no memory left for options");
+        return;
+    };
+    state.remote = remote(ctx.ops);
+    state.since_ns = now_ns();
+    state.entry_ns = entry(state);
+    state.phase = Phase::Connecting as u8;
+    count(state, |counters| {
+        // SAFETY: a value of a map.
+        unsafe { atomic::add(&raw mut (*counters).attempted, 1) };
+    });
+    request_state_changes(ctx);
+
+    if state.interception != Interception::None as u8 {
+        let now = flow::interception_at_connect(state.interception, &state.listener, &state.remote);
+        state.interception = now as u8;
+        if now == Interception::Connected && state.keep_destination != 0 {
+            let pair = Pair { client: local(ctx.ops), listener: state.listener };
+            if ORIGINAL_DESTINATIONS.insert(pair, state.dialled, 0).is_err() {
+                warn!(ctx, "an original destination is lost: the map is full");
+            }
+        }
+    }
+}
+
+/// The handshake is complete. Says nothing new unless another program has taken our flag away
+/// in the meantime.
+#[inline(always)]
+fn confirm(ctx: &SockOpsContext) {
+    if field!(ctx.ops, bpf_sock_ops_cb_flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
+        return;
+    }
+    let Some(state) = socket_state(sk(ctx.ops)) else { return };
+    if state.phase == Phase::Connecting as u8 {
+        established(state);
+    }
+    if state.phase == Phase::Open as u8 {
+        request_state_changes(ctx);
+    }
+}
+
+#[inline(always)]
+fn state_changed(ctx: &SockOpsContext) {
+    let sk = sk(ctx.ops);
+    // Sockets without state were accepted, or are older than this program.
+    let Some(state) = socket_state(sk) else { return };
+    match flow::step(state.phase, field!(ctx.ops, __bindgen_anon_1.args[1])) {
+        Step::Nothing => {}
+        Step::Established => established(state),
+        Step::Failed => {
+            let failure = flow::failure(sk_err(sk));
+            count(state, |counters| {
+                // SAFETY: a value of a map.
+                unsafe {
+                    let counter = match failure {
+                        Failure::Refused => &raw mut (*counters).refused,
+                        Failure::TimedOut => &raw mut (*counters).timed_out,
+                        Failure::Abandoned => &raw mut (*counters).abandoned,
+                        Failure::Other => &raw mut (*counters).failed_other,
+                    };
+                    atomic::add(counter, 1);
+                }
+            });
+            gone(ctx, state);
+        }
+        Step::Left => left(state),
+        Step::LeftAndGone => {
+            left(state);
+            ended(state, sk);
+            gone(ctx, state);
+        }
+        Step::Gone => {
+            ended(state, sk);
+            gone(ctx, state);
+        }
+    }
+}
+
+#[inline(always)]
+fn established(state: &mut SocketState) {
+    let now = now_ns();
+    let us = now.saturating_sub(state.since_ns) / 1000;
+    state.since_ns = now;
+    state.phase = Phase::Open as u8;
+    let bucket = flow::bucket(us);
+    count(state, |counters| {
+        // SAFETY: a value of a map.
+        unsafe {
+            atomic::add(&raw mut (*counters).established, 1);
+            let open = atomic::fetch_add(&raw mut (*counters).open, 1) + 1;
+            atomic::raise(&raw mut (*counters).open_peak, open);
+            atomic::add(&raw mut (*counters).handshake_us_sum, us);
+            record(&raw mut (*counters).handshake_us, bucket);
+        }
+    });
+}
+
+/// The connection is no longer established.
+#[inline(always)]
+fn left(state: &mut SocketState) {
+    let ms = now_ns().saturating_sub(state.since_ns) / 1_000_000;
+    state.phase = Phase::Leaving as u8;
+    let bucket = flow::bucket(ms);
+    count(state, |counters| {
+        // SAFETY: a value of a map.
+        unsafe {
+            atomic::add(&raw mut (*counters).closed, 1);
+            atomic::add(&raw mut (*counters).open, 1_u64.wrapping_neg());
+            record(&raw mut (*counters).lifetime_ms, bucket);
+        }
+    });
+}
+
+/// A connection that was established is gone.
+#[inline(always)]
+fn ended(state: &SocketState, sk: *mut bpf_sock) {
+    if flow::was_reset(sk_err(sk)) {
+        count(state, |counters| {
+            // SAFETY: a value of a map.
+            unsafe { atomic::add(&raw mut (*counters).reset, 1) };
+        });
+    }
+}
+
+/// Nothing is left of the connection; the socket may begin another one.
+#[inline(always)]
+fn gone(ctx: &SockOpsContext, state: &mut SocketState) {
+    state.phase = Phase::None as u8;
+    if state.interception == Interception::Connected as u8 && state.keep_destination != 0 {
+        let pair = Pair { client: local(ctx.ops), listener: state.listener };
+        // It may have been evicted.
+        let _absent = ORIGINAL_DESTINATIONS.remove(pair);
+    }
+    state.interception = Interception::None as u8;
+}
+
+/// Adds one to a bucket of a histogram.
+///
+/// # Safety
+///
+/// `histogram` must lie within a map value.
+#[inline(always)]
+unsafe fn record(histogram: *mut [u64; BUCKETS], bucket: usize) {
+    let bucket = atomic::opaque(bucket) & (BUCKETS - 1);
+    // SAFETY: within the histogram, for which the caller vouches.
+    unsafe { atomic::add(histogram.cast::<u64>().add(bucket), 1) };
+}
+
+/// Finds or makes the counters of the socket's remote endpoint; answers which entry it is.
+#[inline(always)]
+fn entry(state: &SocketState) -> u64 {
+    let key = EndpointKey { remote: state.remote, who: state.who.into() };
+    if let Some(found) = ENDPOINTS.get_ptr_mut(key) {
+        // SAFETY: a value of the map.
+        return unsafe { (&raw const (*found).created_ns).read_volatile() };
+    }
+    let Some(first) = SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: this CPU's value. Should an interrupt bring the program here a second time, the
+    // entry gets that later time, which tells it from earlier entries just as well.
+    unsafe { (&raw mut (*first).created_ns).write_volatile(state.since_ns) };
+    // SAFETY: initialised; nothing but the time is ever written to it.
+    let first = unsafe { &*first };
+    if ENDPOINTS.insert(key, first, BPF_NOEXIST.into()).is_ok() {
+        tally(Tally::EndpointAdded);
+    }
+    // Another CPU may have been faster; then it is that one's entry.
+    ENDPOINTS.get_ptr_mut(key).map_or(0, |found| {
+        // SAFETY: a value of the map.
+        unsafe { (&raw const (*found).created_ns).read_volatile() }
+    })
+}
+
+/// Counts something for the party and, unless it was evicted since the attempt, the endpoint.
+#[inline(always)]
+fn count(state: &SocketState, add: impl Fn(*mut Counters)) {
+    if let Some(totals) = TOTALS.get_ptr_mut(state.who.into()) {
+        add(totals);
+    }
+    let key = EndpointKey { remote: state.remote, who: state.who.into() };
+    if let Some(endpoint) = ENDPOINTS.get_ptr_mut(key) {
+        // SAFETY: a value of the map.
+        unsafe {
+            if (&raw const (*endpoint).created_ns).read_volatile() == state.entry_ns {
+                add(&raw mut (*endpoint).counters);
+            }
+        }
+    }
+}
+
+/// Asks the kernel to call the program at each change of the socket's state.
+#[inline(always)]
+fn request_state_changes(ctx: &SockOpsContext) {
+    let flags = field!(ctx.ops, bpf_sock_ops_cb_flags) | BPF_SOCK_OPS_STATE_CB_FLAG;
+    if ctx.set_cb_flags(flags.cast_signed()).is_err() {
+        warn!(ctx, "a connection is not followed: the kernel refuses the flag");
+    }
+}
+
+#[inline(always)]
+fn sk(ops: *mut bpf_sock_ops) -> *mut bpf_sock {
+    field!(ops, __bindgen_anon_2.sk)
+}
+
+#[inline(always)]
+fn remote(ops: *mut bpf_sock_ops) -> Address {
+    let ip = if field!(ops, family) == AF_INET6 {
+        [
+            field!(ops, remote_ip6[0]),
+            field!(ops, remote_ip6[1]),
+            field!(ops, remote_ip6[2]),
+            field!(ops, remote_ip6[3]),
+        ]
+    } else {
+        flow::v4_mapped(field!(ops, remote_ip4))
+    };
+    Address { ip, port: flow::remote_port(field!(ops, remote_port)), zero: 0 }
+}
+
+#[inline(always)]
+fn local(ops: *mut bpf_sock_ops) -> Address {
+    let ip = if field!(ops, family) == AF_INET6 {
+        [
+            field!(ops, local_ip6[0]),
+            field!(ops, local_ip6[1]),
+            field!(ops, local_ip6[2]),
+            field!(ops, local_ip6[3]),
+        ]
+    } else {
+        flow::v4_mapped(field!(ops, local_ip4))
+    };
+    Address { ip, port: flow::local_port(field!(ops, local_port)), zero: 0 }
+}
+
+#[inline(always)]
+fn now_ns() -> u64 {
+    // SAFETY: takes nothing and reads a clock.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// The error that is pending on a socket, if the loader knows where the kernel keeps it.
+///
+/// Programs may not compute with socket pointers, so the pointer is put on the stack and read
+/// back as a number.
+#[inline(always)]
+fn sk_err(sk: *mut bpf_sock) -> Option<i32> {
+    let offset = SK_ERR_OFFSET.load();
+    if offset == UNKNOWN_OFFSET {
+        return None;
+    }
+    let mut address = 0_u64;
+    // SAFETY: both ends are pointer-sized variables on the stack.
+    let failed = unsafe {
+        bpf_probe_read_kernel((&raw mut address).cast(), 8, (&raw const sk).cast::<c_void>())
+    };
+    if failed != 0 {
+        return None;
+    }
+    let from = ptr::without_provenance::<c_void>((address + u64::from(offset)) as usize);
+    let mut error = 0_i32;
+    // SAFETY: the helper checks the address that it reads from; the target is on the stack.
+    let failed = unsafe { bpf_probe_read_kernel((&raw mut error).cast(), 4, from) };
+    (failed == 0).then_some(error)
+}
