@@ -17,6 +17,7 @@ use broker_ebpf::abi::{
 };
 use broker_ebpf::flow;
 
+use crate::context::{load_u32, store_u32};
 use crate::maps::{
     HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, SERVICES, TARGETS, WORKERS,
     socket_state, socket_state_or_new, tally,
@@ -24,25 +25,6 @@ use crate::maps::{
 
 const SOCK_STREAM: u32 = 1;
 const IPPROTO_TCP: u32 = 6;
-
-/// Reads a field of the context. The kernel rewrites each access, and only knows those to whole
-/// fields: volatile, so that the compiler does not merge them.
-macro_rules! field {
-    ($addr:expr, $($field:tt)+) => {
-        // SAFETY: the context that the kernel handed to the program.
-        unsafe { (&raw const (*$addr).$($field)+).read_volatile() }
-    };
-}
-
-/// Writes a field of the context.
-macro_rules! set_field {
-    ($addr:expr, $($field:tt)+) => {
-        |value| {
-            // SAFETY: the context that the kernel handed to the program.
-            unsafe { (&raw mut (*$addr).$($field)+).write_volatile(value) }
-        }
-    };
-}
 
 #[cgroup_sock_addr(connect4)]
 pub fn broker_connect4(ctx: SockAddrContext) -> i32 {
@@ -64,13 +46,15 @@ pub fn broker_connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
     // Cheapest first: nearly all calls end at one of the first two.
-    if field!(ctx.sock_addr, type_) != SOCK_STREAM || field!(ctx.sock_addr, protocol) != IPPROTO_TCP
+    let addr = ctx.sock_addr;
+    if load_u32!(addr: bpf_sock_addr, type_) != SOCK_STREAM
+        || load_u32!(addr: bpf_sock_addr, protocol) != IPPROTO_TCP
     {
         return None;
     }
     let slot = *TARGETS.get(&Key::new(TARGET_BITS, flow::target(&dialled)))?;
     let service = SERVICES.get(slot)?;
-    let sk = sk(ctx.sock_addr);
+    let sk = sk(addr);
     if socket_state(sk).is_some_and(|state| state.who == Who::Broker as u8) {
         return None;
     }
@@ -84,13 +68,13 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
     };
     let listeners = LISTENERS.get(slot * WORKERS_MAX as u32 + worker)?;
     // SAFETY: the context that the kernel handed to the program.
-    let cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
+    let cookie = unsafe { bpf_get_netns_cookie(addr.cast()) };
     let same_netns = cookie == NETNS_COOKIE.load();
     let Some(listener) = flow::listener(listeners, same_netns, &dialled) else {
         tally(if same_netns { Tally::NoListener } else { Tally::OtherNetns });
         return None;
     };
-    if same_netns && field!(sk, bound_dev_if) != 0 {
+    if same_netns && load_u32!(sk: bpf_sock, bound_dev_if) != 0 {
         tally(Tally::BoundToDevice);
         return None;
     }
@@ -152,15 +136,16 @@ fn live_worker() -> Option<u32> {
 /// The client's socket.
 #[inline(always)]
 pub fn sk(addr: *mut bpf_sock_addr) -> *mut bpf_sock {
-    field!(addr, __bindgen_anon_1.sk)
+    // SAFETY: the context that the kernel handed to the program.
+    unsafe { (*addr).__bindgen_anon_1.sk }
 }
 
 /// The IPv4 address and port that the hook is called for.
 #[inline(always)]
 pub fn read_v4(addr: *mut bpf_sock_addr) -> Address {
     Address {
-        ip: flow::v4_mapped(field!(addr, user_ip4)),
-        port: flow::user_port(field!(addr, user_port)),
+        ip: flow::v4_mapped(load_u32!(addr: bpf_sock_addr, user_ip4)),
+        port: flow::user_port(load_u32!(addr: bpf_sock_addr, user_port)),
         zero: 0,
     }
 }
@@ -168,8 +153,8 @@ pub fn read_v4(addr: *mut bpf_sock_addr) -> Address {
 /// Replaces them.
 #[inline(always)]
 pub fn write_v4(addr: *mut bpf_sock_addr, address: &Address) {
-    set_field!(addr, user_ip4)(address.ip[3]);
-    set_field!(addr, user_port)(address.port.into());
+    store_u32!(addr: bpf_sock_addr, user_ip4 = address.ip[3]);
+    store_u32!(addr: bpf_sock_addr, user_port = address.port.into());
 }
 
 /// The IPv6 address and port that the hook is called for.
@@ -177,12 +162,12 @@ pub fn write_v4(addr: *mut bpf_sock_addr, address: &Address) {
 pub fn read_v6(addr: *mut bpf_sock_addr) -> Address {
     Address {
         ip: [
-            field!(addr, user_ip6[0]),
-            field!(addr, user_ip6[1]),
-            field!(addr, user_ip6[2]),
-            field!(addr, user_ip6[3]),
+            load_u32!(addr: bpf_sock_addr, user_ip6, 0),
+            load_u32!(addr: bpf_sock_addr, user_ip6, 1),
+            load_u32!(addr: bpf_sock_addr, user_ip6, 2),
+            load_u32!(addr: bpf_sock_addr, user_ip6, 3),
         ],
-        port: flow::user_port(field!(addr, user_port)),
+        port: flow::user_port(load_u32!(addr: bpf_sock_addr, user_port)),
         zero: 0,
     }
 }
@@ -190,9 +175,9 @@ pub fn read_v6(addr: *mut bpf_sock_addr) -> Address {
 /// Replaces them.
 #[inline(always)]
 pub fn write_v6(addr: *mut bpf_sock_addr, address: &Address) {
-    set_field!(addr, user_ip6[0])(address.ip[0]);
-    set_field!(addr, user_ip6[1])(address.ip[1]);
-    set_field!(addr, user_ip6[2])(address.ip[2]);
-    set_field!(addr, user_ip6[3])(address.ip[3]);
-    set_field!(addr, user_port)(address.port.into());
+    store_u32!(addr: bpf_sock_addr, user_ip6[0] = address.ip[0]);
+    store_u32!(addr: bpf_sock_addr, user_ip6[1] = address.ip[1]);
+    store_u32!(addr: bpf_sock_addr, user_ip6[2] = address.ip[2]);
+    store_u32!(addr: bpf_sock_addr, user_ip6[3] = address.ip[3]);
+    store_u32!(addr: bpf_sock_addr, user_port = address.port.into());
 }

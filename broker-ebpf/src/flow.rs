@@ -251,6 +251,12 @@ mod tests {
 
     #[test]
     fn a_connection_is_counted_once_at_each_step() {
+        use Step::{Established, Failed, Gone, Left, LeftAndGone};
+        const SYN_RECV: u32 = 3;
+        const FIN_WAIT1: u32 = 4;
+        const FIN_WAIT2: u32 = 5;
+        const CLOSE_WAIT: u32 = 8;
+        const LAST_ACK: u32 = 9;
         let run = |states: &[u32]| {
             let mut phase = Phase::Connecting as u8;
             let mut steps = Vec::new();
@@ -268,12 +274,6 @@ mod tests {
             }
             steps
         };
-        use Step::{Established, Failed, Gone, Left, LeftAndGone};
-        const SYN_RECV: u32 = 3;
-        const FIN_WAIT1: u32 = 4;
-        const FIN_WAIT2: u32 = 5;
-        const CLOSE_WAIT: u32 = 8;
-        const LAST_ACK: u32 = 9;
         assert_eq!(run(&[1, FIN_WAIT1, FIN_WAIT2, 7]), [Established, Left, Gone]);
         assert_eq!(run(&[1, CLOSE_WAIT, LAST_ACK, 7]), [Established, Left, Gone]);
         assert_eq!(run(&[1, 7]), [Established, LeftAndGone]);

@@ -11,6 +11,7 @@
 
 mod atomic;
 mod connect;
+mod context;
 mod getpeername;
 mod maps;
 mod sockops;

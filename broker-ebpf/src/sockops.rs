@@ -22,6 +22,7 @@ use broker_ebpf::abi::{
 use broker_ebpf::flow::{self, Failure, Step};
 
 use crate::atomic;
+use crate::context::load_u32;
 use crate::maps::{
     ENDPOINTS, ORIGINAL_DESTINATIONS, SCRATCH, SK_ERR_OFFSET, TOTALS, socket_state,
     socket_state_or_new, tally,
@@ -29,18 +30,10 @@ use crate::maps::{
 
 const AF_INET6: u32 = 10;
 
-/// Reads a field of the context. The kernel rewrites each access, and only knows those to whole
-/// fields: volatile, so that the compiler does not merge them.
-macro_rules! field {
-    ($ops:expr, $($field:tt)+) => {
-        // SAFETY: the context that the kernel handed to the program.
-        unsafe { (&raw const (*$ops).$($field)+).read_volatile() }
-    };
-}
-
 #[sock_ops]
 pub fn broker_sockops(ctx: SockOpsContext) -> u32 {
-    match field!(ctx.ops, op) {
+    let ops = ctx.ops;
+    match load_u32!(ops: bpf_sock_ops, op) {
         BPF_SOCK_OPS_TCP_CONNECT_CB => attempted(&ctx),
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => confirm(&ctx),
         BPF_SOCK_OPS_STATE_CB => state_changed(&ctx),
@@ -82,7 +75,8 @@ fn attempted(ctx: &SockOpsContext) {
 /// in the meantime.
 #[inline(always)]
 fn confirm(ctx: &SockOpsContext) {
-    if field!(ctx.ops, bpf_sock_ops_cb_flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
+    let ops = ctx.ops;
+    if load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
         return;
     }
     let Some(state) = socket_state(sk(ctx.ops)) else { return };
@@ -99,7 +93,8 @@ fn state_changed(ctx: &SockOpsContext) {
     let sk = sk(ctx.ops);
     // Sockets without state were accepted, or are older than this program.
     let Some(state) = socket_state(sk) else { return };
-    match flow::step(state.phase, field!(ctx.ops, __bindgen_anon_1.args[1])) {
+    let ops = ctx.ops;
+    match flow::step(state.phase, load_u32!(ops: bpf_sock_ops, __bindgen_anon_1.args, 1)) {
         Step::Nothing => {}
         Step::Established => established(state),
         Step::Failed => {
@@ -196,7 +191,8 @@ fn gone(ctx: &SockOpsContext, state: &mut SocketState) {
 /// `histogram` must lie within a map value.
 #[inline(always)]
 unsafe fn record(histogram: *mut [u64; BUCKETS], bucket: usize) {
-    let bucket = atomic::opaque(bucket) & (BUCKETS - 1);
+    const { assert!(BUCKETS.is_power_of_two()) };
+    let bucket = atomic::masked::<{ BUCKETS - 1 }>(bucket);
     // SAFETY: within the histogram, for which the caller vouches.
     unsafe { atomic::add(histogram.cast::<u64>().add(bucket), 1) };
 }
@@ -245,7 +241,8 @@ fn count(state: &SocketState, add: impl Fn(*mut Counters)) {
 /// Asks the kernel to call the program at each change of the socket's state.
 #[inline(always)]
 fn request_state_changes(ctx: &SockOpsContext) {
-    let flags = field!(ctx.ops, bpf_sock_ops_cb_flags) | BPF_SOCK_OPS_STATE_CB_FLAG;
+    let ops = ctx.ops;
+    let flags = load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) | BPF_SOCK_OPS_STATE_CB_FLAG;
     if ctx.set_cb_flags(flags.cast_signed()).is_err() {
         warn!(ctx, "a connection is not followed: the kernel refuses the flag");
     }
@@ -253,37 +250,38 @@ fn request_state_changes(ctx: &SockOpsContext) {
 
 #[inline(always)]
 fn sk(ops: *mut bpf_sock_ops) -> *mut bpf_sock {
-    field!(ops, __bindgen_anon_2.sk)
+    // SAFETY: the context that the kernel handed to the program.
+    unsafe { (*ops).__bindgen_anon_2.sk }
 }
 
 #[inline(always)]
 fn remote(ops: *mut bpf_sock_ops) -> Address {
-    let ip = if field!(ops, family) == AF_INET6 {
+    let ip = if load_u32!(ops: bpf_sock_ops, family) == AF_INET6 {
         [
-            field!(ops, remote_ip6[0]),
-            field!(ops, remote_ip6[1]),
-            field!(ops, remote_ip6[2]),
-            field!(ops, remote_ip6[3]),
+            load_u32!(ops: bpf_sock_ops, remote_ip6, 0),
+            load_u32!(ops: bpf_sock_ops, remote_ip6, 1),
+            load_u32!(ops: bpf_sock_ops, remote_ip6, 2),
+            load_u32!(ops: bpf_sock_ops, remote_ip6, 3),
         ]
     } else {
-        flow::v4_mapped(field!(ops, remote_ip4))
+        flow::v4_mapped(load_u32!(ops: bpf_sock_ops, remote_ip4))
     };
-    Address { ip, port: flow::remote_port(field!(ops, remote_port)), zero: 0 }
+    Address { ip, port: flow::remote_port(load_u32!(ops: bpf_sock_ops, remote_port)), zero: 0 }
 }
 
 #[inline(always)]
 fn local(ops: *mut bpf_sock_ops) -> Address {
-    let ip = if field!(ops, family) == AF_INET6 {
+    let ip = if load_u32!(ops: bpf_sock_ops, family) == AF_INET6 {
         [
-            field!(ops, local_ip6[0]),
-            field!(ops, local_ip6[1]),
-            field!(ops, local_ip6[2]),
-            field!(ops, local_ip6[3]),
+            load_u32!(ops: bpf_sock_ops, local_ip6, 0),
+            load_u32!(ops: bpf_sock_ops, local_ip6, 1),
+            load_u32!(ops: bpf_sock_ops, local_ip6, 2),
+            load_u32!(ops: bpf_sock_ops, local_ip6, 3),
         ]
     } else {
-        flow::v4_mapped(field!(ops, local_ip4))
+        flow::v4_mapped(load_u32!(ops: bpf_sock_ops, local_ip4))
     };
-    Address { ip, port: flow::local_port(field!(ops, local_port)), zero: 0 }
+    Address { ip, port: flow::local_port(load_u32!(ops: bpf_sock_ops, local_port)), zero: 0 }
 }
 
 #[inline(always)]

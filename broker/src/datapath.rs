@@ -140,6 +140,10 @@ pub struct InterceptCounters {
     pub other_netns: u64,
     /// Left alone: the client's cgroup is not among the service's.
     pub other_cgroup: u64,
+    /// Left alone: the worker has no listener of the destination's address family.
+    pub no_listener: u64,
+    /// Left alone: the client's socket is bound to a device, so it cannot reach the loopback.
+    pub bound_to_device: u64,
 }
 
 /// No kernel programs: counts nothing, intercepts nothing.

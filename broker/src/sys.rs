@@ -5,6 +5,9 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use aya_log::EbpfLogger;
+use log::Log;
+use nix::errno::Errno;
 use nix::libc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -30,4 +33,49 @@ pub(crate) fn defer_accept(listener: BorrowedFd<'_>, seconds: i32) -> io::Result
 pub(crate) fn watch_listener(listener: TcpListener) -> io::Result<AsyncFd<TcpListener>> {
     // SAFETY: the AsyncFd owns the listener, which keeps its one descriptor open until dropped.
     Ok(unsafe { AsyncFd::register_with_interest(listener, Interest::READABLE) }?)
+}
+
+/// What the kernel programs log, as aya reads it.
+pub(crate) type ProgramsLog = EbpfLogger<&'static dyn Log>;
+
+/// Puts the programs' log into the event loop.
+pub(crate) fn watch_log(log: ProgramsLog) -> io::Result<AsyncFd<ProgramsLog>> {
+    // SAFETY: the AsyncFd owns the log, which keeps its one map descriptor open until dropped.
+    Ok(unsafe { AsyncFd::register_with_interest(log, Interest::READABLE) }?)
+}
+
+/// The cookie of the network namespace that a socket belongs to, as kernel programs see it
+/// (`SO_NETNS_COOKIE`, Linux 5.14).
+pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = 0_u64;
+    let mut length: libc::socklen_t = 8;
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which is 8 bytes long, and
+    // the real length to `length`; both live across the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    Errno::result(result)?;
+    Ok(cookie)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+
+    #[test]
+    fn sockets_of_one_namespace_share_its_cookie() {
+        let cookie = || netns_cookie(UdpSocket::bind("127.0.0.1:0").unwrap().as_fd()).unwrap();
+        assert_ne!(cookie(), 0);
+        assert_eq!(cookie(), cookie());
+    }
 }

@@ -1,0 +1,97 @@
+//! Turns the programs' counters into the daemon's.
+
+use std::collections::HashMap as StdHashMap;
+
+use anyhow::Context as _;
+use aya::maps::{Array, HashMap, MapData};
+use broker_ebpf::abi::{BUCKETS, Counters, EndpointCounters, EndpointKey, Tally, WHO_COUNT, Who};
+
+use crate::datapath::{ConnectionCounters, Endpoint, InterceptCounters, KernelCounters};
+use crate::stats::histogram;
+
+const _: () = assert!(BUCKETS == histogram::BUCKETS);
+const _: () = assert!(WHO_COUNT == 2);
+
+/// The maps that the programs count in.
+pub(super) struct CounterMaps {
+    pub(super) endpoints: HashMap<MapData, EndpointKey, EndpointCounters>,
+    pub(super) endpoints_max: usize,
+    pub(super) totals: Array<MapData, Counters>,
+    pub(super) tallies: Array<MapData, u64>,
+}
+
+impl CounterMaps {
+    pub(super) fn read(&self) -> anyhow::Result<KernelCounters> {
+        let tally =
+            |event: Tally| self.tallies.get(&(event as u32), 0).context("the programs' tallies");
+        // Before the entries: those added in the meantime must not look evicted.
+        let added = tally(Tally::EndpointAdded)?;
+        let endpoints = self.endpoints()?;
+        let total = |who: Who| {
+            let counters = self.totals.get(&(who as u32), 0).context("the programs' totals")?;
+            anyhow::Ok(connection_counters(&counters))
+        };
+        Ok(KernelCounters {
+            endpoints_evicted: added.saturating_sub(endpoints.len() as u64),
+            endpoints,
+            totals_others: total(Who::Others)?,
+            totals_broker: total(Who::Broker)?,
+            intercept: InterceptCounters {
+                rewritten: tally(Tally::Rewritten)?,
+                stale_heartbeat: tally(Tally::StaleHeartbeat)?,
+                other_netns: tally(Tally::OtherNetns)?,
+                other_cgroup: tally(Tally::OtherCgroup)?,
+                no_listener: tally(Tally::NoListener)?,
+                bound_to_device: tally(Tally::BoundToDevice)?,
+            },
+        })
+    }
+
+    fn endpoints(&self) -> anyhow::Result<Vec<Endpoint>> {
+        // If the entry that the walk stands at is evicted, the walk begins anew: entries may
+        // come twice, and a walk through a map under heavy eviction would never end.
+        let mut entries = StdHashMap::new();
+        for entry in self.endpoints.iter().take(4 * self.endpoints_max) {
+            let (key, value) = entry.context("the programs' endpoints")?;
+            entries.insert(key, value);
+        }
+        Ok(entries
+            .into_iter()
+            .map(|(key, value)| Endpoint {
+                remote: key.remote.into(),
+                broker: key.who == Who::Broker as u32,
+                counters: connection_counters(&value.counters),
+            })
+            .collect())
+    }
+}
+
+fn connection_counters(counters: &Counters) -> ConnectionCounters {
+    ConnectionCounters {
+        attempted: counters.attempted,
+        established: counters.established,
+        refused: counters.refused,
+        timed_out: counters.timed_out,
+        failed_other: counters.failed_other,
+        abandoned: counters.abandoned,
+        closed: counters.closed,
+        reset: counters.reset,
+        open: counters.open,
+        open_peak: counters.open_peak,
+        handshake_us: counters.handshake_us.to_vec(),
+        lifetime_ms: counters.lifetime_ms.to_vec(),
+        handshake_us_sum: counters.handshake_us_sum,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_and_daemon_agree_on_buckets() {
+        for value in (0..64).map(|i| 1 << i).flat_map(|v: u64| [v - 1, v, v + 1]) {
+            assert_eq!(broker_ebpf::flow::bucket(value), histogram::bucket(value), "{value}");
+        }
+    }
+}
