@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,7 +13,6 @@ use nix::sys::signal::Signal;
 
 use crate::cgroup::Cgroup;
 use crate::lab::Lab;
-use crate::netns::Netns;
 use crate::process::{Launch, Process};
 use crate::wait::within;
 
@@ -31,24 +30,20 @@ impl Daemon {
     /// Starts the daemon in the lab's host namespace and waits until it is ready. `config` is the
     /// configuration file but for the admin socket.
     pub fn start(lab: &Lab, config: &str) -> Result<Self> {
-        Self::start_in(&lab.host, &lab.proxy_cgroup, lab.directory(), config)
+        Self::start_as(lab, &lab.proxy_cgroup, config)
     }
 
-    /// Starts the daemon anywhere.
-    pub fn start_in(
-        netns: &Netns,
-        cgroup: &Cgroup,
-        directory: &Path,
-        config: &str,
-    ) -> Result<Self> {
-        let directory = tempfile::Builder::new().prefix("broker-").tempdir_in(directory)?.keep();
+    /// The same in a cgroup of the caller's.
+    pub fn start_as(lab: &Lab, cgroup: &Cgroup, config: &str) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("broker-").tempdir_in(lab.directory())?.keep();
         let (file, admin) = (directory.join("broker.toml"), directory.join("admin.sock"));
         fs::write(&file, format!("admin_socket = \"{}\"\n{config}", admin.display()))?;
         let process = Launch::new(binary()?)
             .arg("run")
             .arg("--config")
             .arg(&file)
-            .netns(netns)
+            .netns(&lab.host)
             .cgroup(cgroup)
             .spawn()?;
         let mut daemon = Self { process, admin };

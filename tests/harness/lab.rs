@@ -39,7 +39,7 @@ pub struct Lab {
     /// The cgroup of origins.
     pub origins_cgroup: Cgroup,
     // Declared after its children: fields are dropped in this order.
-    _cgroup: Cgroup,
+    cgroup: Cgroup,
     directory: tempfile::TempDir,
     network: Network,
     origins_len: u8,
@@ -67,7 +67,7 @@ impl Lab {
             clients_cgroup: cgroup.child("clients")?,
             proxy_cgroup: cgroup.child("proxy")?,
             origins_cgroup: cgroup.child("origins")?,
-            _cgroup: cgroup,
+            cgroup,
             host,
             origins: inside,
             directory: tempfile::Builder::new().prefix("broker-lab-").tempdir()?,
@@ -170,6 +170,12 @@ impl Lab {
         )?;
         netns.ip(&[&format!("route add default via {host}")])?;
         Ok(Container { netns, host })
+    }
+
+    /// Makes one more cgroup, for a party whose processor time is to be told apart. It must be
+    /// dropped before the lab.
+    pub fn party(&self, name: &str) -> Result<Cgroup> {
+        self.cgroup.child(name)
     }
 
     /// A folder for configuration files; removed with the lab.

@@ -1,26 +1,69 @@
-//! Demo and benchmarks.
+//! The broker's demonstration and benchmark, in network namespaces that it makes and removes.
+
+mod bench;
+mod demo;
+mod interrupt;
+mod measure;
+mod progress;
+mod text;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
+#[command(name = "broker-lab", version, about)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
 }
+
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Carries out one plan of load.
+    /// One-shot requests to four nginx origins, first directly, then through the broker.
+    Demo(demo::Options),
+    /// The broker beside direct connections, `HAProxy` and nginx.
+    Bench(bench::Options),
+    /// Carries out one plan of load; the other commands start this in the clients' namespace.
     #[command(hide = true)]
-    Load { plan: String },
+    Load {
+        /// A plan, as JSON.
+        plan: String,
+    },
 }
-#[expect(clippy::print_stdout, reason = "results are what this program is for")]
-fn main() -> Result<()> {
-    match Arguments::parse().command {
-        Command::Load { plan } => {
-            let report = harness::load::generate(&serde_json::from_str(&plan)?)?;
-            println!("{}", serde_json::to_string(&report)?);
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        // Whatever failed then failed because of it: Ctrl-C reaches our children as well.
+        Err(_) if interrupt::happened() => {
+            eprintln!("interrupted; everything that was started has been removed");
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            eprintln!("broker-lab: {error:#}");
+            ExitCode::FAILURE
         }
     }
-    Ok(())
+}
+
+/// Whether all went as it must.
+fn run(command: Command) -> Result<bool> {
+    match command {
+        Command::Demo(options) => {
+            interrupt::watch()?;
+            demo::run(&options)
+        }
+        Command::Bench(options) => {
+            interrupt::watch()?;
+            bench::run(&options)
+        }
+        Command::Load { plan } => {
+            let report = harness::load::generate(&serde_json::from_str(&plan)?)?;
+            text::print(&serde_json::to_string(&report)?);
+            Ok(true)
+        }
+    }
 }

@@ -6,13 +6,19 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 
+use crate::cgroup::Cgroup;
 use crate::lab::Lab;
 use crate::origin::listening;
 use crate::process::{Launch, Process};
 
 /// Starts `HAProxy` in front of `origins`: origin connections are kept and shared between clients
 /// as freely as it can (`http-reuse always`), two threads for two cores, no log.
-pub fn proxy(lab: &Lab, listen: SocketAddr, origins: &[SocketAddr]) -> Result<Process> {
+pub fn proxy(
+    lab: &Lab,
+    cgroup: &Cgroup,
+    listen: SocketAddr,
+    origins: &[SocketAddr],
+) -> Result<Process> {
     let mut servers = String::new();
     for (i, origin) in origins.iter().enumerate() {
         // By default it closes half of the unused connections every 5 s; a pool that shrinks
@@ -46,7 +52,7 @@ backend b
         .arg("-f")
         .arg(&file)
         .netns(&lab.host)
-        .cgroup(&lab.proxy_cgroup)
+        .cgroup(cgroup)
         .spawn()?;
     listening(&lab.host, listen, &mut server)?;
     Ok(server)

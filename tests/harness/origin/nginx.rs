@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
+use crate::cgroup::Cgroup;
 use crate::lab::Lab;
 use crate::origin::listening;
 use crate::process::{Launch, Process};
@@ -59,7 +60,12 @@ pub fn origin_at(lab: &Lab, listen: &[SocketAddr], directives: &str) -> Result<P
 
 /// Starts nginx as a reverse proxy in front of `origins`, set up as its documentation recommends
 /// for throughput: upstream keep-alive, no access log, one worker for each of the two cores.
-pub fn proxy(lab: &Lab, listen: SocketAddr, origins: &[SocketAddr]) -> Result<Process> {
+pub fn proxy(
+    lab: &Lab,
+    cgroup: &Cgroup,
+    listen: SocketAddr,
+    origins: &[SocketAddr],
+) -> Result<Process> {
     let mut servers = String::new();
     for origin in origins {
         write!(servers, "server {origin}; ")?;
@@ -74,7 +80,7 @@ pub fn proxy(lab: &Lab, listen: SocketAddr, origins: &[SocketAddr]) -> Result<Pr
     );
     let mut server = start(lab, "worker_processes 2;", &http, |nginx| {
         // The master takes its workers along.
-        nginx.netns(&lab.host).cgroup(&lab.proxy_cgroup).death_signal(Signal::SIGTERM)
+        nginx.netns(&lab.host).cgroup(cgroup).death_signal(Signal::SIGTERM)
     })?;
     listening(&lab.host, listen, &mut server)?;
     Ok(server)

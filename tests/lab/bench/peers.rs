@@ -1,0 +1,125 @@
+//! Who is measured.
+//!
+//! Each proxy is set up as its own documentation recommends for this job: two event loops for two
+//! cores, keep-alive on both sides, origin connections shared between clients, no access log, no
+//! limit on requests per connection (it would add handshakes that say nothing of the proxy). All
+//! listen on an address of the host, as a separate proxy does; the broker's interception, which
+//! the others cannot do, is not used here.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use harness::origin::{haproxy, nginx};
+use harness::{Cgroup, Daemon, Lab, Process};
+use serde::Serialize;
+
+/// Who carries the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Peer {
+    /// Nobody: clients connect to the origins.
+    Direct,
+    /// `HAProxy` with `http-reuse always`.
+    Haproxy,
+    /// nginx with upstream keep-alive.
+    Nginx,
+    /// The broker, listening.
+    Broker,
+}
+
+impl Peer {
+    pub(super) const ALL: [Self; 4] = [Self::Direct, Self::Haproxy, Self::Nginx, Self::Broker];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Haproxy => "haproxy",
+            Self::Nginx => "nginx",
+            Self::Broker => "broker",
+        }
+    }
+
+    fn port(self) -> u16 {
+        8080 + self as u16
+    }
+}
+
+/// The proxies that run.
+#[derive(Debug)]
+pub(super) struct Peers<'a> {
+    running: Vec<Proxy>,
+    lab: &'a Lab,
+}
+
+/// One proxy. Fields are dropped in this order: the program ends before its cgroup.
+#[derive(Debug)]
+struct Proxy {
+    _program: Program,
+    peer: Peer,
+    cgroup: Cgroup,
+}
+
+#[derive(Debug)]
+enum Program {
+    Peer { _process: Process },
+    Broker { _daemon: Box<Daemon> },
+}
+
+impl<'a> Peers<'a> {
+    /// Starts those that are asked for.
+    pub(super) fn start(lab: &'a Lab, peers: &[Peer]) -> Result<Self> {
+        let mut running = Vec::new();
+        for &peer in peers {
+            let listen = SocketAddr::new(lab.host_ip(), peer.port());
+            let origins = lab.all_origins();
+            let cgroup = lab.party(peer.name())?;
+            let program = match peer {
+                Peer::Direct => continue,
+                Peer::Haproxy => {
+                    Program::Peer { _process: haproxy::proxy(lab, &cgroup, listen, &origins)? }
+                }
+                Peer::Nginx => {
+                    Program::Peer { _process: nginx::proxy(lab, &cgroup, listen, &origins)? }
+                }
+                Peer::Broker => {
+                    let config = broker_config(listen, &origins);
+                    let daemon = Daemon::start_as(lab, &cgroup, &config)?;
+                    Program::Broker { _daemon: Box::new(daemon) }
+                }
+            };
+            running.push(Proxy { _program: program, peer, cgroup });
+        }
+        Ok(Self { running, lab })
+    }
+
+    /// Where clients connect to.
+    pub(super) fn targets(&self, peer: Peer) -> Vec<SocketAddr> {
+        match peer {
+            Peer::Direct => self.lab.all_origins(),
+            _ => vec![SocketAddr::new(self.lab.host_ip(), peer.port())],
+        }
+    }
+
+    /// Whose processor time is the proxy's.
+    pub(super) fn cgroup(&self, peer: Peer) -> Option<&Cgroup> {
+        self.running.iter().find(|proxy| proxy.peer == peer).map(|proxy| &proxy.cgroup)
+    }
+}
+
+fn broker_config(listen: SocketAddr, origins: &[SocketAddr]) -> String {
+    let origins: Vec<_> = origins.iter().map(ToString::to_string).collect();
+    format!(
+        r#"workers = 2
+
+[[service]]
+name = "web"
+listen = ["{listen}"]
+protocol = "http1"
+origins = {origins:?}
+
+[service.pool]
+max_requests = 1000000000
+"#
+    )
+}
