@@ -1,3 +1,81 @@
-//! Sets up, builds, tests and demonstrates the broker.
+//! Sets up, builds, tests and demonstrates the broker: `cargo xtask <command>`.
+//!
+//! Does not depend on the broker itself, whose build needs what `setup` installs.
 
-fn main() {}
+#![expect(clippy::print_stdout, reason = "a command-line tool talks to people")]
+
+mod check;
+mod setup;
+mod tools;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about, disable_help_subcommand = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what the build, the tests and the demo need
+    Setup {
+        /// Only say what is missing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Build the daemon and the lab, optimised
+    Build,
+    /// Show what the broker does: origins' handshakes before and after
+    #[command(disable_help_flag = true)]
+    Demo(Rest),
+    /// Compare direct connections, the broker and other proxies
+    #[command(disable_help_flag = true)]
+    Bench(Rest),
+    /// Show the statistics of a running broker
+    #[command(disable_help_flag = true)]
+    Stats(Rest),
+    /// Count this host's connections without changing any
+    #[command(disable_help_flag = true)]
+    Observe(Rest),
+    /// Run all checks and all tests (as root, for the end-to-end ones)
+    Test,
+    /// Check formatting, lints and documentation only
+    Check,
+}
+
+#[derive(clap::Args)]
+struct Rest {
+    /// Passed on; try `--help`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
+}
+
+/// What the statistics need.
+const DAEMON: &[&str] = &["broker"];
+
+/// What the demo and the benchmarks need: they start the daemon.
+const LAB: &[&str] = &["broker", "broker-tests"];
+
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
+        Task::Setup { dry_run } => setup::run(dry_run),
+        Task::Build => tools::build_release(LAB),
+        Task::Demo(rest) => tools::exec(LAB, "broker-lab", "demo", &rest.args),
+        Task::Bench(rest) => tools::exec(LAB, "broker-lab", "bench", &rest.args),
+        Task::Stats(rest) => tools::exec(DAEMON, "broker", "stats", &rest.args),
+        Task::Observe(rest) => tools::exec(DAEMON, "broker", "observe", &rest.args),
+        Task::Test => return check::run(check::all()),
+        Task::Check => return check::run(check::checks()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

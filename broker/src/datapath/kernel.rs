@@ -101,7 +101,8 @@ impl std::fmt::Display for LoadError {
             Self::NoCgroup2 => f.write_str(
                 "no cgroup v2 is mounted, which kernel programs are attached to: \
                  mount -t cgroup2 none /sys/fs/cgroup/unified, or boot with \
-                 systemd.unified_cgroup_hierarchy=1",
+                 systemd.unified_cgroup_hierarchy=1 (`ip netns exec` hides it, `nsenter --net` \
+                 does not)",
             ),
             Self::Cgroup { path, .. } => write!(f, "cannot open the cgroup {}", path.display()),
             Self::NotPermitted(_) => f.write_str(

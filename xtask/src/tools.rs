@@ -1,0 +1,87 @@
+//! Where things are, and how to run them.
+
+use std::env;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+
+/// The target that kernel programs are built for.
+pub(crate) const BPF_TARGET: &str = "bpfel-unknown-none";
+
+/// The root of the workspace.
+pub(crate) fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace")
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_dir() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+/// The cargo that runs this, in the workspace.
+pub(crate) fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace());
+    cargo
+}
+
+/// The compiler that belongs to that cargo. Not rustup's stand-in, if it can be helped: that
+/// looks for toolchains on every call.
+pub(crate) fn rustc() -> PathBuf {
+    env::var_os("CARGO")
+        .map(|cargo| Path::new(&cargo).with_file_name("rustc"))
+        .filter(|rustc| rustc.is_file())
+        .unwrap_or_else(|| "rustc".into())
+}
+
+/// A program found along `PATH` and in the system's own folders, which `PATH` may lack.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|program| program.is_file())
+}
+
+/// What a command prints, without the last line's end.
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
+}
+
+/// Runs a command that prints for itself.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} failed ({status})");
+    }
+    Ok(())
+}
+
+/// Builds packages, optimised.
+pub(crate) fn build_release(packages: &[&str]) -> anyhow::Result<()> {
+    let mut build = cargo();
+    build.args(["build", "--release"]);
+    for package in packages {
+        build.args(["--package", package]);
+    }
+    run(&mut build)
+}
+
+/// Builds packages, then becomes a program of theirs.
+pub(crate) fn exec(
+    packages: &[&str],
+    program: &str,
+    command: &str,
+    args: &[String],
+) -> anyhow::Result<()> {
+    build_release(packages)?;
+    let program = target_dir().join("release").join(program);
+    let error = Command::new(&program).arg(command).args(args).exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}
