@@ -114,9 +114,17 @@ impl Exchange {
             Ok(take) if self.request.is_done() => BodyStep { take, state: Progress::Done },
             Ok(take) => BodyStep { take, state: Progress::More },
             Err(Ambiguous) => {
-                let reason = CloseReason::AmbiguousRequest;
-                self.response = Phase::Tunnel(reason);
-                BodyStep { take: bytes.len(), state: Progress::Tunnel(reason) }
+                self.request = Body::UntilClose;
+                let state = match self.response {
+                    // Too late for a tunnel: what the client is owed, it has.
+                    Phase::Done | Phase::Truncated => Progress::More,
+                    Phase::Head | Phase::Body(_) | Phase::Tunnel(_) => {
+                        let reason = CloseReason::AmbiguousRequest;
+                        self.response = Phase::Tunnel(reason);
+                        Progress::Tunnel(reason)
+                    }
+                };
+                BodyStep { take: bytes.len(), state }
             }
         }
     }

@@ -306,6 +306,19 @@ fn bad_request_body_makes_a_tunnel() {
     assert_eq!(exchange.verdict(), Close(R::AmbiguousRequest));
 }
 
+/// The same, once the response is complete: nothing that follows passes to the client.
+#[test]
+fn bad_request_body_after_the_response() {
+    let mut exchange =
+        Exchange::new(&head(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"));
+    assert_eq!(exchange.response(OK.as_bytes()).state, Progress::Done);
+    assert_eq!(exchange.request_body(b"zzz\r\n"), BodyStep { take: 5, state: Progress::More });
+    let step = exchange.response(OK.as_bytes());
+    assert_eq!(step, ResponseStep { forward: 0, state: Progress::Done });
+    assert_eq!(exchange.verdict(), Close(R::Unsolicited));
+    assert!(!exchange.request_done() && !exchange.client_persists());
+}
+
 #[test]
 fn truncated_responses() {
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n";
