@@ -150,3 +150,22 @@ pub(super) fn trim(bytes: &[u8]) -> &[u8] {
     }
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Scan, scan};
+
+    /// The work stays linear however slowly a line arrives: but for a CR at the end, no byte is
+    /// looked at twice.
+    #[test]
+    fn looks_once() {
+        let line = b"Some-Field: with a value\r\n";
+        let mut looked = 0;
+        for len in 0..line.len() {
+            let Scan::More(next) = scan(&line[..len], looked) else { panic!("after {len}") };
+            assert!(next >= looked && next + 1 >= len, "{next} of {len}");
+            looked = next;
+        }
+        assert_eq!(scan(line, looked), Scan::Line(line.len() - 2));
+    }
+}

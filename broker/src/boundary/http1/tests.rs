@@ -1,5 +1,7 @@
+mod check;
 mod exchanges;
 mod requests;
+mod splits;
 
 use super::*;
 use crate::boundary::Verdict;
