@@ -136,3 +136,34 @@ fn exposition() {
         }
     }
 }
+
+#[test]
+fn alerts_use_metrics_that_exist() {
+    let alerts = include_str!("../../../deploy/alerts.yml");
+    let text = metrics::render(&Daemon::default().snapshot());
+    let rules = alerts.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let names = rules
+        .flat_map(|line| line.split(|c: char| !(c.is_ascii_lowercase() || c == '_')))
+        .filter(|word| word.starts_with("broker_"));
+    let mut used = 0;
+    for name in names {
+        assert!(text.contains(&format!("# TYPE {name} ")), "{name} is in alerts.yml only");
+        used += 1;
+    }
+    assert!(used > 5);
+}
+
+#[test]
+fn the_runbook_explains_every_reason() {
+    let runbook = include_str!("../../../deploy/runbook.md");
+    let evictions = crate::stats::EvictReason::ALL.map(|reason| format!("| `{}` |", reason.name()));
+    let snapshot = metrics::render(&Daemon::default().snapshot());
+    let refusals = snapshot
+        .lines()
+        .filter(|l| l.starts_with("broker_refusals_total") || l.starts_with("broker_exchange_fail"))
+        .filter_map(|line| Some(line.split_once("reason=\"")?.1.split_once('"')?.0))
+        .map(|reason| format!("| `{reason}` |"));
+    for row in evictions.into_iter().chain(refusals) {
+        assert!(runbook.contains(&row), "no {row} in the runbook");
+    }
+}

@@ -58,6 +58,7 @@ pub(super) fn validate(file: raw::File) -> Result<Config, Vec<Problem>> {
     if file.service.is_empty() {
         check.broken("service", "", "at least one [[service]] is needed");
     }
+    unique::kernel_limits(&mut check, &file.service);
     let mut services = Vec::new();
     for (i, raw) in file.service.into_iter().enumerate() {
         check.enter_service(i, &raw.name);

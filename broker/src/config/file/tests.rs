@@ -261,6 +261,19 @@ fn intercept_targets() {
 }
 
 #[test]
+fn no_more_than_the_kernel_has_room_for() {
+    let service =
+        |i: usize, targets: &str| intercepting(targets, "").replace("\"i\"", &format!("\"i{i}\""));
+    let services: String = (0..129).map(|i| service(i, &format!("[\"10.1.0.{i}:80\"]"))).collect();
+    check(&services, &["service = (129 with `intercept`): at most 128 can intercept"]);
+    let targets: Vec<_> = (1..=4097).map(|port| format!("10.1.0.1:{port}")).collect();
+    check(
+        &service(0, &format!("{targets:?}")),
+        &["intercept = (4097 destinations): at most 4096 destinations, over all services"],
+    );
+}
+
+#[test]
 fn origin_rules() {
     let origins = |list: &str| MINIMAL.replace("[\"10.0.0.1:80\"]", list);
     check(
@@ -450,4 +463,31 @@ proptest! {
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }
+}
+
+/// The example is the reference of all keys: it must be valid, and right about the defaults.
+#[test]
+fn the_example_is_valid_and_tells_the_defaults() {
+    let text = include_str!("../../../../deploy/broker.toml");
+    let example = parsed(text);
+    assert!(warnings(&example).is_empty(), "{:?}", warnings(&example));
+    let default = parsed(MINIMAL);
+    let settings = |config: &Config| {
+        let web = &config.services[0];
+        format!(
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            config.admin_socket,
+            config.heartbeat_age_max,
+            config.drain_timeout,
+            web.protocol,
+            web.route,
+            web.pool,
+            web.timeouts
+        )
+    };
+    assert_eq!(settings(&example), settings(&default));
+    let dialled = parsed(&intercepting("[\"origins\"]", "route = \"dialled\""));
+    assert_eq!(example.services[1].route, dialled.services[0].route);
+    let netns = text.replace("# intercept_from_netns", "intercept_from_netns");
+    assert!(parsed(&netns).intercept_from_netns.is_some());
 }

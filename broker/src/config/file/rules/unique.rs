@@ -3,11 +3,33 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
+use broker_ebpf::abi;
 use ipnet::IpNet;
 
+use super::super::raw;
 use super::check::Checker;
 use super::quoted;
 use crate::config::Service;
+
+/// The kernel's table holds an old and a new set at the same time while one replaces the other.
+const TARGETS_MAX: usize = abi::TARGETS_MAX / 2;
+
+/// What the kernel programs have room for. Checked while no service is entered.
+pub(super) fn kernel_limits(check: &mut Checker, services: &[raw::Service]) {
+    let intercepted = services.iter().filter(|s| !s.intercept.is_empty()).count();
+    if intercepted > abi::SERVICES_MAX {
+        let rule = format!("at most {} can intercept", abi::SERVICES_MAX);
+        check.broken("service", format!("({intercepted} with `intercept`)"), rule);
+    }
+    let targets: usize = services
+        .iter()
+        .flat_map(|s| s.intercept.iter().map(|t| if t == "origins" { s.origins.len() } else { 1 }))
+        .sum();
+    if targets > TARGETS_MAX {
+        let rule = format!("at most {TARGETS_MAX} destinations, over all services");
+        check.broken("intercept", format!("({targets} destinations)"), rule);
+    }
+}
 
 pub(super) fn across_services(check: &mut Checker, services: &[Service]) {
     // Hashed, because an operator's generator may well write thousands of them.
