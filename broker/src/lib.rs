@@ -6,8 +6,14 @@ pub mod clock;
 pub mod config;
 mod sys;
 
+pub mod daemon;
 pub mod datapath;
 pub mod net;
+pub mod worker;
+
+pub mod buffers;
+pub mod relay;
+pub mod session;
 
 pub mod boundary;
 pub mod origin;

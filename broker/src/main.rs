@@ -94,7 +94,7 @@ fn init_log(format: LogFormat) {
 fn run(path: &Path) -> anyhow::Result<()> {
     let config = file::load(path)?;
     log_start(path, &config);
-    anyhow::bail!("this build has no daemon")
+    broker::daemon::run(config)
 }
 
 /// What an incident's first question needs: which build, and what it was told to do.

@@ -83,8 +83,21 @@ impl Stream {
         }
     }
 
-    fn try_recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Receives what is there already; `WouldBlock` if there is nothing.
+    pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         retry_interrupted(|| (&self.socket).read(buffer))
+    }
+
+    /// Waits for something to receive, without holding a buffer meanwhile.
+    pub async fn readable(&self) -> io::Result<()> {
+        let registration = self.registration()?;
+        loop {
+            let mut guard = poll_fn(|cx| registration.poll_read_ready(cx)).await?;
+            if self.peek() != Queue::Empty {
+                return Ok(());
+            }
+            guard.clear_ready();
+        }
     }
 
     /// Sends all bytes; gives up when the peer takes none of them for `stall`.

@@ -87,7 +87,8 @@ struct Shared {
     waiters: RefCell<VecDeque<Waiter>>,
     next_id: Cell<u64>,
     events: Arc<IdleEvents>,
-    closed: Cell<Option<EvictReason>>,
+    /// Why no socket may stay idle any more.
+    closing: Cell<Option<EvictReason>>,
 }
 
 struct Origin {
@@ -144,7 +145,7 @@ impl Pool {
             waiters: RefCell::default(),
             next_id: Cell::new(0),
             events: Arc::default(),
-            closed: Cell::new(None),
+            closing: Cell::new(None),
         });
         let pool = Rc::clone(&shared);
         let watcher = tokio::task::spawn_local(async move {
@@ -190,10 +191,10 @@ impl Pool {
         for origin in &shared.origins {
             origin.sweep(now);
         }
-        if shared.closed.get().is_none() {
+        if shared.closing.get().is_none() {
             shared.prewarm(now);
-            shared.dial_for_waiters(None);
         }
+        shared.dial_for_waiters(None);
     }
 
     /// Whether no socket is missing that [`PoolConfig::prewarm`] asks for and that could still
@@ -213,9 +214,14 @@ impl Pool {
             || self.shared.origins.iter().any(|o| o.active() > 0 || o.dialling.get() > 0)
     }
 
-    /// Closes the idle sockets, and every other one once it is settled.
-    pub fn close(&self, reason: EvictReason) {
-        self.shared.closed.set(Some(reason));
+    /// From now on no socket stays idle: those that are go now, the others as they are settled.
+    /// Whoever still has an exchange under way may dial.
+    pub fn drain(&self) {
+        self.close(EvictReason::Drain);
+    }
+
+    fn close(&self, reason: EvictReason) {
+        self.shared.closing.set(Some(reason));
         for origin in &self.shared.origins {
             for connection in origin.idle.borrow_mut().remove_if(|_| true) {
                 origin.close(connection, reason);
@@ -227,7 +233,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.watcher.abort();
-        self.close(self.shared.closed.get().unwrap_or(EvictReason::OriginRemoved));
+        self.close(self.shared.closing.get().unwrap_or(EvictReason::OriginRemoved));
         self.shared.waiters.borrow_mut().clear();
     }
 }
@@ -344,7 +350,6 @@ impl Shared {
         backoff.permits(now)
             && origin.dialling.get() < dials_max
             && origin.open.get() + origin.dialling.get() < self.config.max_connections
-            && self.closed.get().is_none()
     }
 
     fn is_cold(&self, origin: &Origin, now: Instant) -> bool {
@@ -444,6 +449,7 @@ impl Shared {
         if !hope {
             // Every origin has had its chance. The next clients may try again after the back-off.
             for waiter in self.waiters.take() {
+                self.metrics.unreachable.inc();
                 waiter.hand_over.send(Err(Refusal::Unreachable)).ok();
             }
             self.metrics.waiting.set(0);
@@ -453,9 +459,6 @@ impl Shared {
     /// Gives a clean, unleased socket to whoever waits the longest, or to the idle list.
     fn offer(self: &Rc<Self>, origin: &Rc<Origin>, connection: Connection) {
         let now = clock::now();
-        if let Some(reason) = self.closed.get() {
-            return origin.close(connection, reason);
-        }
         let admitted = origin.idle.borrow().admits(&connection.life, now);
         if let Err(reason) = admitted {
             origin.close(connection, reason);
@@ -467,6 +470,9 @@ impl Shared {
                 None => self.dial_for_waiters(None),
             }
             return;
+        }
+        if let Some(reason) = self.closing.get() {
+            return origin.close(connection, reason);
         }
         // Watched from here on: an end, a reset or any byte wakes the pool.
         if let Some(reason) = self.dirt(connection.watch()) {

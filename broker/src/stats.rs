@@ -200,8 +200,10 @@ impl OriginMetrics {
 pub struct ServiceMetrics {
     /// Client connections accepted.
     pub clients: Counter,
+    /// Failures to accept one: out of descriptors, memory and the like.
+    pub accept_failed: Counter,
     /// Client connections open.
-    pub clients_open: std::sync::Arc<Gauge>,
+    pub clients_open: Gauge,
     /// Exchanges finished (opaque: connections).
     pub exchanges: Counter,
     /// Bytes forwarded from clients to origins.

@@ -1,0 +1,247 @@
+//! Puts the parts together, runs them, and takes them apart in the right order.
+//!
+//! Start: kernel programs, workers (which listen and warm up), interception, admin socket. Stop:
+//! interception first, so that new connections go straight to the origins while those that are
+//! here are served to their end.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::admin::{self, Health};
+use crate::clock;
+use crate::config::{Config, Route};
+use crate::datapath::kernel::{self, Kernel};
+use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
+use crate::stats::{Process, Registry, Snapshot, host};
+use crate::worker::{Shared, Stage, Worker};
+
+/// How often the control thread looks whether a worker has died.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// Runs the daemon until it is told to stop by SIGTERM, SIGINT or the admin socket.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    raise_descriptor_limit();
+    let config = Arc::new(config);
+    let (datapath, no_kernel) = load_datapath(&config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let control = Control {
+        shared: Shared {
+            registry: Arc::new(Registry::new(&config)),
+            config: Arc::clone(&config),
+            datapath,
+        },
+        no_kernel,
+        started: clock::now(),
+        ready: AtomicBool::new(false),
+        stage: watch::Sender::new(Stage::Run),
+    };
+    runtime.block_on(Arc::new(control).run())
+}
+
+/// The control thread's state; also what the admin socket asks.
+struct Control {
+    shared: Shared,
+    /// Why there are no kernel programs.
+    no_kernel: Option<String>,
+    started: Instant,
+    ready: AtomicBool,
+    stage: watch::Sender<Stage>,
+}
+
+impl Control {
+    async fn run(self: Arc<Self>) -> anyhow::Result<()> {
+        let config = &self.shared.config;
+        // First of all: nobody else may be serving this socket.
+        let admin = admin::bind(&config.admin_socket)?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+
+        let mut workers = Vec::new();
+        for index in 0..config.workers.get() {
+            workers.push(Worker::start(index, self.shared.clone(), self.stage.subscribe())?);
+        }
+        let admin = tokio::spawn(admin::serve(
+            admin,
+            Arc::clone(&self) as Arc<dyn admin::Source>,
+            self.reached(Stage::Quit),
+        ));
+        let mut drain = std::pin::pin!(self.reached(Stage::Drain));
+        tokio::select! {
+            started = self.start(&mut workers) => started?,
+            _ = terminate.recv() => self.drain_now(),
+            _ = interrupt.recv() => self.drain_now(),
+            () = &mut drain => {}
+        }
+        while *self.stage.borrow() == Stage::Run {
+            tokio::select! {
+                _ = terminate.recv() => self.drain_now(),
+                _ = interrupt.recv() => self.drain_now(),
+                () = &mut drain => {}
+                () = tokio::time::sleep(WATCH) => {
+                    if workers.iter().any(Worker::is_finished) {
+                        tracing::error!("a worker has died; stopping");
+                        self.drain_now();
+                    }
+                }
+            }
+        }
+
+        self.ready.store(false, Relaxed);
+        if let Err(error) = self.shared.datapath.intercept(&[]) {
+            // The programs go with this process in any case.
+            tracing::error!(%error, "ending interception");
+        }
+        let drained = async {
+            while !workers.iter().all(Worker::is_finished) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = drained => tracing::info!("drained"),
+            () = tokio::time::sleep(config.drain_timeout) => {
+                tracing::warn!("drain_timeout reached; ending the connections that are left");
+            }
+            _ = terminate.recv() => tracing::warn!("told to stop again; ending at once"),
+            _ = interrupt.recv() => tracing::warn!("told to stop again; ending at once"),
+        }
+        self.stage.send_replace(Stage::Quit);
+        let joined: anyhow::Result<Vec<()>> = workers.into_iter().map(Worker::join).collect();
+        admin.await.context("admin server")??;
+        joined.map(drop)
+    }
+
+    async fn start(&self, workers: &mut Vec<Worker>) -> anyhow::Result<()> {
+        let mut listeners = Vec::new();
+        for index in 0..workers.len() {
+            let Some(report) = workers[index].ready().await else {
+                workers.swap_remove(index).join()?;
+                anyhow::bail!("a worker ended while it started");
+            };
+            listeners.push(report);
+        }
+        let services = intercepted_services(&self.shared.config, &listeners)?;
+        if !services.is_empty() {
+            self.shared.datapath.intercept(&services).context("starting interception")?;
+        }
+        self.ready.store(true, Relaxed);
+        tracing::info!(intercepted = services.len(), "ready");
+        Ok(())
+    }
+
+    fn drain_now(&self) {
+        self.stage.send_if_modified(|stage| {
+            let running = *stage == Stage::Run;
+            if running {
+                tracing::info!("stopping: finishing what is under way");
+                *stage = Stage::Drain;
+            }
+            running
+        });
+    }
+
+    /// Completes once the stop has come so far.
+    fn reached(&self, wanted: Stage) -> impl Future<Output = ()> + Send + 'static {
+        let mut stage = self.stage.subscribe();
+        async move {
+            // An error means that the sender is gone, and everything with it.
+            stage.wait_for(|&stage| stage >= wanted).await.ok();
+        }
+    }
+}
+
+impl admin::Source for Control {
+    fn snapshot(&self) -> Snapshot {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let process = Process {
+            now_unix_ms: millis(since_epoch),
+            uptime_ms: millis(clock::now() - self.started),
+            workers: self.shared.config.workers.get(),
+        };
+        let counters = match &self.no_kernel {
+            None => self.shared.datapath.counters().map_err(|error| format!("{error:#}")),
+            Some(reason) => Err(reason.clone()),
+        };
+        let host = host::read().unwrap_or_else(|error| {
+            tracing::warn!(%error, "reading the host's TCP counters");
+            Default::default()
+        });
+        let kernel = counters.as_ref().map_err(String::as_str);
+        Snapshot::assemble(process, self.shared.registry.services(), kernel, host)
+    }
+
+    fn health(&self) -> Health {
+        Health { ready: self.ready.load(Relaxed), draining: *self.stage.borrow() != Stage::Run }
+    }
+
+    fn drain(&self) {
+        self.drain_now();
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The kernel programs; without them only if no service needs them, and then with the reason.
+fn load_datapath(config: &Config) -> anyhow::Result<(Arc<dyn Datapath>, Option<String>)> {
+    let intercepting = config.services.iter().any(|s| !s.intercept.is_empty());
+    let options = kernel::Options {
+        intercept: intercepting.then(|| kernel::InterceptOptions {
+            workers: config.workers.get(),
+            heartbeat_age_max: config.heartbeat_age_max,
+        }),
+        ..kernel::Options::default()
+    };
+    match Kernel::load(&options) {
+        Ok(kernel) => Ok((Arc::new(kernel), None)),
+        Err(error) if intercepting => {
+            Err(anyhow::Error::new(error).context("interception needs the kernel programs"))
+        }
+        Err(error) => {
+            let reason = format!("{:#}", anyhow::Error::new(error));
+            tracing::warn!(reason, "no kernel programs: listening only, nothing is counted");
+            Ok((Arc::new(Inert), Some(reason)))
+        }
+    }
+}
+
+/// What the kernel is to intercept, once every worker has said where it listens.
+fn intercepted_services(
+    config: &Config,
+    listeners: &[Vec<WorkerListeners>],
+) -> anyhow::Result<Vec<InterceptedService>> {
+    let mut services = Vec::new();
+    for (position, service) in config.services.iter().enumerate() {
+        if service.intercept.is_empty() {
+            continue;
+        }
+        let cgroup = |path: &PathBuf| {
+            kernel::cgroup_id(path).with_context(|| format!("service {:?}", service.name))
+        };
+        services.push(InterceptedService {
+            service: u32::try_from(position)?,
+            targets: service.intercept.clone(),
+            cgroups: service.cgroups.iter().map(cgroup).collect::<Result<_, _>>()?,
+            keep_destination: matches!(service.route, Route::Dialled { .. })
+                || config.intercept_from_netns.is_some(),
+            listeners: listeners.iter().map(|worker| worker[position]).collect(),
+        });
+    }
+    Ok(services)
+}
+
+/// Two descriptors for each client, whatever the shell's habit is.
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "raising the limit of open files");
+    }
+}

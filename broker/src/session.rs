@@ -1,0 +1,139 @@
+//! The flow: one client connection from its first byte to its last.
+//!
+//! [`http1`] leases an origin socket for each exchange and returns it at the boundary; [`opaque`]
+//! leases one for the whole connection. Both own the client's socket and all its bytes: nothing of
+//! one session is reachable from another but through a pool, and a pool takes only sockets that
+//! stand at a boundary.
+
+mod exchange;
+mod opaque;
+mod refusal;
+mod request;
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+pub use opaque::opaque;
+
+use self::exchange::{After, Exchanging, Kept};
+use self::request::Next;
+use crate::buffers::{Buffers, Inbox};
+use crate::config::{Affinity, Timeouts};
+use crate::net::Stream;
+use crate::pool::{Lease, Pool, Refusal};
+use crate::stats::ServiceMetrics;
+
+/// Longest time, and most bytes, a client may go on sending after its connection was ended.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES_MAX: usize = 1 << 20;
+
+/// What the sessions of one service in one worker have in common.
+pub struct Context {
+    /// The service's time limits.
+    pub timeouts: Timeouts,
+    /// The service's counters.
+    pub metrics: Arc<ServiceMetrics>,
+    /// The worker's buffers.
+    pub buffers: Buffers,
+    /// Raised when the daemon is stopping.
+    pub stop: Rc<Stop>,
+}
+
+/// A flag that sessions wait on while they have nothing to do.
+#[derive(Default)]
+pub struct Stop {
+    raised: Cell<bool>,
+    notify: Notify,
+}
+
+impl Stop {
+    /// Ends every idle session now, and every other one after its current exchange.
+    pub fn raise(&self) {
+        self.raised.set(true);
+        self.notify.notify_waiters();
+    }
+
+    /// Whether it was raised.
+    pub fn is_raised(&self) -> bool {
+        self.raised.get()
+    }
+
+    async fn raised(&self) {
+        if !self.is_raised() {
+            self.notify.notified().await;
+        }
+    }
+}
+
+/// Serves an http1 client: request after request, each with an origin socket of its own choice.
+pub async fn http1(context: &Context, pool: &Pool, client: Stream, affinity: Affinity) {
+    let mut inbox = Inbox::new(&context.buffers);
+    let mut kept = Kept::default();
+    let after = loop {
+        let next = request::next(context, &client, &mut inbox).await;
+        let exchanging = Exchanging { context, pool, client: &client, affinity };
+        let after = match next {
+            Next::Head(head) => exchanging.run(&mut inbox, &head, &mut kept).await,
+            Next::Tunnel(reason) => exchanging.tunnel(&mut inbox, reason, &mut kept).await,
+            Next::Gone => After::Close,
+        };
+        if !matches!(after, After::NextRequest) || context.stop.is_raised() {
+            break after;
+        }
+    };
+    kept.end();
+    match after {
+        // Stopping: the client has its whole response and finds out at its next request, as with
+        // any server that ends an idle connection.
+        After::NextRequest | After::Close if inbox.is_empty() => {}
+        After::Abort => client.abort_on_close(),
+        After::NextRequest | After::Close | After::Linger => linger(&client, &mut inbox).await,
+    }
+}
+
+/// Ends a connection on which the client may still be sending. Closing it with bytes unread would
+/// reset it, and the reset could overtake the response (RFC 9112 section 9.6).
+async fn linger(client: &Stream, inbox: &mut Inbox) {
+    inbox.consume(inbox.bytes().len());
+    client.shutdown();
+    let drain = async {
+        let mut drained = 0;
+        while let Ok(n @ 1..) = client.recv(inbox.room()).await {
+            drained += n;
+            if drained >= LINGER_BYTES_MAX {
+                break;
+            }
+        }
+    };
+    // Either way the socket is closed now.
+    tokio::time::timeout(LINGER, drain).await.ok();
+}
+
+/// Why a session has no lease.
+enum NoLease {
+    Refused(Refusal),
+    ClientGone,
+}
+
+/// Checks a socket out, unless the client gives up first.
+async fn checkout(
+    context: &Context,
+    pool: &Pool,
+    client: &Stream,
+    avoid: Option<SocketAddr>,
+) -> Result<Lease, NoLease> {
+    let checkout = std::pin::pin!(pool.checkout(avoid));
+    tokio::select! {
+        biased;
+        result = checkout => result.map_err(NoLease::Refused),
+        () = client.reset() => {
+            context.metrics.clients_gone.inc();
+            Err(NoLease::ClientGone)
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! One http1 exchange: lease, request, response, boundary.
+
+use std::cell::RefCell;
+use std::io::{ErrorKind, IoSlice};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::refusal::Failure;
+use super::{Context, NoLease, checkout};
+use crate::boundary::http1::{Exchange, Method, Progress, RequestHead, ResponseEnd};
+use crate::boundary::{CloseReason, Verdict};
+use crate::buffers::{Buffer, Inbox};
+use crate::config::Affinity;
+use crate::net::Stream;
+use crate::pool::{Lease, Pool};
+use crate::relay::{Tunnel, TunnelEnd};
+
+/// Most origin sockets one request is tried on.
+const ATTEMPTS_MAX: usize = 3;
+
+/// How long to wait for an origin before looking whether the client is still there. Nearly every
+/// response comes sooner, and costs no registration of the client's socket.
+const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
+
+/// What happens to the client's connection now.
+pub(super) enum After {
+    /// It carries the next request.
+    NextRequest,
+    /// It ends, with nothing left unread.
+    Close,
+    /// It ends, but the client may still be sending.
+    Linger,
+    /// It ends with a RST, because what the client has is not a complete response.
+    Abort,
+}
+
+/// An origin socket that stays with the client between exchanges.
+#[derive(Default)]
+pub(super) struct Kept {
+    lease: Option<Lease>,
+    /// Authentication has tied it to this client: nobody else may ever have it.
+    tied: bool,
+}
+
+impl Kept {
+    /// The client's connection is over.
+    pub(super) fn end(self) {
+        if let Some(lease) = self.lease {
+            let verdict = if self.tied {
+                Verdict::Close(CloseReason::ConnectionAuth)
+            } else {
+                Verdict::Return
+            };
+            lease.settle(verdict, None);
+        }
+    }
+}
+
+/// The parts of a session that its exchanges work with.
+#[derive(Clone, Copy)]
+pub(super) struct Exchanging<'a> {
+    pub(super) context: &'a Context,
+    pub(super) pool: &'a Pool,
+    pub(super) client: &'a Stream,
+    pub(super) affinity: Affinity,
+}
+
+/// How one attempt on one socket went.
+enum Attempt {
+    /// The response is complete; its last part is still in the buffer. Without `uploaded`, the
+    /// origin may still lack a part of the request.
+    Complete { tail: usize, uploaded: bool },
+    /// From here on bytes pass unread; the first of them are still in the buffer.
+    Tunnel { tail: usize },
+    /// The origin failed. With `unseen`, it cannot have seen any of the request.
+    OriginFailed { failure: Failure, unseen: bool },
+    /// The client went away or stalled.
+    ClientGone,
+}
+
+impl Exchanging<'_> {
+    /// Runs the exchange whose request head is at the start of the inbox.
+    pub(super) async fn run(self, inbox: &mut Inbox, head: &RequestHead, kept: &mut Kept) -> After {
+        let mut failed_at: Option<SocketAddr> = None;
+        for attempts_left in (0..ATTEMPTS_MAX).rev() {
+            let mut lease = match self.lease(kept, failed_at).await {
+                Ok(lease) => lease,
+                Err(NoLease::ClientGone) => return After::Close,
+                Err(NoLease::Refused(refusal)) => {
+                    return self.fail(Failure::Refused(refusal), head).await;
+                }
+            };
+            let exchange = RefCell::new(Exchange::new(head));
+            let mut buffer = self.context.buffers.large();
+            let request_len =
+                head.len + exchange.borrow_mut().request_body(&inbox.bytes()[head.len..]).take;
+            let whole = exchange.borrow().request_done();
+            let attempt = self
+                .attempt(inbox, request_len, head, &exchange, lease.stream(), &mut buffer)
+                .await;
+            let exchange = exchange.into_inner();
+            match attempt {
+                Attempt::Complete { tail, uploaded } => {
+                    let tail = &buffer[..tail];
+                    return self.complete(lease, kept, &exchange, uploaded, tail).await;
+                }
+                Attempt::Tunnel { tail } => {
+                    return self.upgraded(lease, inbox, &exchange, &buffer[..tail]).await;
+                }
+                Attempt::ClientGone => {
+                    self.context.metrics.clients_gone.inc();
+                    lease.settle(Verdict::Close(CloseReason::ClientGone), None);
+                    return After::Abort;
+                }
+                Attempt::OriginFailed { failure, unseen } => {
+                    let started = exchange.response_started();
+                    // Repeating needs the whole request still in hand, an origin that has not
+                    // answered any of it, and a request that may run twice or did not run.
+                    let repeatable = !started
+                        && whole
+                        && failure == Failure::OriginFailed
+                        && (unseen || head.method.is_idempotent());
+                    failed_at = Some(lease.address());
+                    if repeatable && attempts_left > 0 && !kept.tied {
+                        lease.count_repeat();
+                    }
+                    let reason = match failure {
+                        Failure::OriginStalled => CloseReason::Timeout,
+                        _ if started => CloseReason::Truncated,
+                        _ => CloseReason::OriginError,
+                    };
+                    lease.settle(Verdict::Close(reason), None);
+                    if !repeatable || attempts_left == 0 || kept.tied {
+                        self.context.metrics.origin_failed.inc();
+                        return if started { After::Abort } else { self.fail(failure, head).await };
+                    }
+                }
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// The socket that the client kept, or one from the pool.
+    async fn lease(self, kept: &mut Kept, failed_at: Option<SocketAddr>) -> Result<Lease, NoLease> {
+        match kept.lease.take() {
+            // A tied socket must not be replaced silently: the client believes that it is
+            // authenticated. On a dead one, the exchange fails by itself.
+            Some(lease) if kept.tied || lease.is_silent() => Ok(lease),
+            Some(lease) => {
+                lease.settle(Verdict::Close(CloseReason::OriginError), None);
+                checkout(self.context, self.pool, self.client, failed_at).await
+            }
+            None => checkout(self.context, self.pool, self.client, failed_at).await,
+        }
+    }
+
+    /// Sends the request and receives the response, but for its last part.
+    async fn attempt(
+        self,
+        inbox: &mut Inbox,
+        request_len: usize,
+        head: &RequestHead,
+        exchange: &RefCell<Exchange>,
+        origin: &Stream,
+        buffer: &mut Buffer,
+    ) -> Attempt {
+        let stall = self.context.timeouts.origin_stall;
+        if let Err(sent) = send_request(origin, &inbox.bytes()[..request_len], head, stall).await {
+            return Attempt::OriginFailed { failure: Failure::OriginFailed, unseen: sent == 0 };
+        }
+        self.context.metrics.request_bytes.add(request_len as u64);
+        if exchange.borrow().request_done() {
+            let attempt = self.respond(exchange, origin, buffer, true).await;
+            if !matches!(attempt, Attempt::OriginFailed { .. }) {
+                inbox.consume(request_len);
+            }
+            return attempt;
+        }
+        // The rest of the body is not held: there is no repeating from here on.
+        inbox.consume(request_len);
+        let mut respond = std::pin::pin!(self.respond(exchange, origin, buffer, false));
+        let attempt = tokio::select! {
+            biased;
+            attempt = &mut respond => attempt,
+            upload = self.upload(inbox, exchange, origin) => match upload {
+                Upload::Done => return respond.await,
+                Upload::Refused => respond.await,
+                Upload::ClientGone => Attempt::ClientGone,
+            },
+        };
+        match attempt {
+            Attempt::Complete { tail, .. } => Attempt::Complete { tail, uploaded: false },
+            other => other,
+        }
+    }
+
+    /// Forwards the rest of the request body as it comes.
+    async fn upload(
+        self,
+        inbox: &mut Inbox,
+        exchange: &RefCell<Exchange>,
+        origin: &Stream,
+    ) -> Upload {
+        let timeouts = &self.context.timeouts;
+        loop {
+            let received =
+                tokio::time::timeout(timeouts.client_stall, self.client.recv(inbox.room())).await;
+            match received {
+                Ok(Ok(n @ 1..)) => inbox.filled(n),
+                _ => return Upload::ClientGone,
+            }
+            let step = exchange.borrow_mut().request_body(inbox.bytes());
+            let sent = origin.send_all(&inbox.bytes()[..step.take], timeouts.origin_stall).await;
+            if sent.is_err() {
+                return Upload::Refused;
+            }
+            self.context.metrics.request_bytes.add(step.take as u64);
+            inbox.consume(step.take);
+            // Chunks that cannot be read still go to the origin; it will say what it thinks of
+            // them, and its socket is not used again.
+            if step.state == Progress::Done {
+                return Upload::Done;
+            }
+        }
+    }
+
+    /// Receives the response and forwards all of it but the last part.
+    async fn respond(
+        self,
+        exchange: &RefCell<Exchange>,
+        origin: &Stream,
+        buffer: &mut Buffer,
+        watch_client: bool,
+    ) -> Attempt {
+        let failed = |failure| Attempt::OriginFailed { failure, unseen: false };
+        loop {
+            if exchange.borrow().response_started() {
+                origin.quick_ack();
+            }
+            let received = match self.receive(origin, buffer, watch_client).await {
+                Ok(received) => received,
+                Err(ClientGone) => return Attempt::ClientGone,
+            };
+            let step = match received {
+                Ok(0) => {
+                    return match exchange.borrow_mut().response_eof() {
+                        ResponseEnd::Done => Attempt::Complete { tail: 0, uploaded: true },
+                        ResponseEnd::Truncated => failed(Failure::OriginFailed),
+                    };
+                }
+                Ok(n) => exchange.borrow_mut().response(&buffer[..n]),
+                Err(e) if e.kind() == ErrorKind::TimedOut => return failed(Failure::OriginStalled),
+                Err(_) => return failed(Failure::OriginFailed),
+            };
+            self.context.metrics.response_bytes.add(step.forward as u64);
+            match step.state {
+                Progress::Done => {
+                    return Attempt::Complete { tail: step.forward, uploaded: true };
+                }
+                Progress::Tunnel(_) => return Attempt::Tunnel { tail: step.forward },
+                Progress::More => {
+                    if self.send(&buffer[..step.forward]).await.is_err() {
+                        return Attempt::ClientGone;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Receives from the origin; notices after a while if the client leaves meanwhile.
+    async fn receive(
+        self,
+        origin: &Stream,
+        buffer: &mut Buffer,
+        watch_client: bool,
+    ) -> Result<std::io::Result<usize>, ClientGone> {
+        let mut receive = std::pin::pin!(origin.recv(buffer));
+        if let Ok(received) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut receive).await {
+            return Ok(received);
+        }
+        tokio::select! {
+            biased;
+            received = receive => Ok(received),
+            () = self.client.reset(), if watch_client => Err(ClientGone),
+            () = tokio::time::sleep(self.context.timeouts.origin_stall) => {
+                Ok(Err(ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+
+    async fn send(self, bytes: &[u8]) -> std::io::Result<()> {
+        self.client.send_all(bytes, self.context.timeouts.client_stall).await
+    }
+
+    /// The response is complete. The lease ends before the client has read the rest: a slow reader
+    /// holds its own buffer, not an origin socket.
+    async fn complete(
+        self,
+        mut lease: Lease,
+        kept: &mut Kept,
+        exchange: &Exchange,
+        uploaded: bool,
+        tail: &[u8],
+    ) -> After {
+        self.context.metrics.exchanges.inc();
+        kept.tied |= exchange.ties_to_client();
+        let verdict = match exchange.verdict() {
+            Verdict::Return if !uploaded => Verdict::Close(CloseReason::EarlyResponse),
+            // A client that was seen to leave, or to end its side, during the exchange: whatever
+            // that meant to it, the socket is not worth the doubt.
+            Verdict::Return if self.client.peer_ended() => Verdict::Close(CloseReason::ClientGone),
+            Verdict::Return if kept.tied => Verdict::Close(CloseReason::ConnectionAuth),
+            verdict => verdict,
+        };
+        let persists = uploaded && exchange.client_persists();
+        match verdict {
+            Verdict::Close(CloseReason::ConnectionAuth) if persists => {
+                kept.lease = Some(lease);
+            }
+            Verdict::Return if persists && self.affinity == Affinity::Connection => {
+                lease.exchange_ended();
+                kept.lease = Some(lease);
+            }
+            verdict => lease.settle(verdict, exchange.origin_idle_timeout()),
+        }
+        if self.send(tail).await.is_err() {
+            self.context.metrics.clients_gone.inc();
+            After::Abort
+        } else if persists {
+            After::NextRequest
+        } else if uploaded {
+            After::Close
+        } else {
+            After::Linger
+        }
+    }
+
+    /// The connection is a tunnel from here on: upgraded, or no longer readable with certainty.
+    async fn upgraded(
+        self,
+        mut lease: Lease,
+        inbox: &mut Inbox,
+        exchange: &Exchange,
+        tail: &[u8],
+    ) -> After {
+        self.context.metrics.exchanges.inc();
+        if self.send(tail).await.is_err() {
+            self.context.metrics.clients_gone.inc();
+            lease.settle(Verdict::Close(CloseReason::ClientGone), None);
+            return After::Abort;
+        }
+        let end = self.pass(inbox, &mut lease).await;
+        lease.settle(exchange.verdict(), None);
+        end
+    }
+
+    /// Passes everything through, beginning with the inbox, on a socket that is closed afterwards.
+    pub(super) async fn tunnel(
+        self,
+        inbox: &mut Inbox,
+        reason: CloseReason,
+        kept: &mut Kept,
+    ) -> After {
+        let mut lease = match self.lease(kept, None).await {
+            Ok(lease) => lease,
+            Err(NoLease::ClientGone) => return After::Close,
+            Err(NoLease::Refused(refusal)) => {
+                return self.refuse(Failure::Refused(refusal), false).await;
+            }
+        };
+        self.context.metrics.exchanges.inc();
+        let end = self.pass(inbox, &mut lease).await;
+        lease.settle(Verdict::Close(reason), None);
+        end
+    }
+
+    async fn pass(self, inbox: &mut Inbox, lease: &mut Lease) -> After {
+        let tunnel = Tunnel {
+            client: self.client,
+            origin: lease.stream(),
+            timeouts: &self.context.timeouts,
+            buffers: &self.context.buffers,
+            metrics: &self.context.metrics,
+        };
+        let end = tunnel.run(inbox.bytes(), None).await;
+        inbox.consume(inbox.bytes().len());
+        match end {
+            TunnelEnd::Closed | TunnelEnd::Quiet => After::Close,
+            TunnelEnd::ClientBroke => {
+                self.context.metrics.clients_gone.inc();
+                After::Abort
+            }
+            TunnelEnd::OriginBroke => {
+                self.context.metrics.origin_failed.inc();
+                After::Abort
+            }
+        }
+    }
+
+    async fn fail(self, failure: Failure, head: &RequestHead) -> After {
+        self.refuse(failure, head.method == Method::Head).await
+    }
+
+    async fn refuse(self, failure: Failure, head: bool) -> After {
+        tracing::debug!(?failure, "exchange failed");
+        match self.send(failure.response(head).as_bytes()).await {
+            // The request is still unread, in part or in full.
+            Ok(()) => After::Linger,
+            Err(_) => After::Abort,
+        }
+    }
+}
+
+/// The client went away or stalled.
+struct ClientGone;
+
+/// How forwarding a request body ended.
+enum Upload {
+    /// The origin's socket has taken all of it.
+    Done,
+    /// The origin takes no more of it, and may have said why: its response decides.
+    Refused,
+    ClientGone,
+}
+
+/// Sends the head, with its edit, and what is held of the body. On failure, says how many bytes
+/// the origin's socket had taken.
+async fn send_request(
+    origin: &Stream,
+    request: &[u8],
+    head: &RequestHead,
+    stall: Duration,
+) -> Result<(), usize> {
+    let (before, with, after) = match &head.edit {
+        None => (request, &b""[..], &b""[..]),
+        Some(edit) => (&request[..edit.at.start], edit.with, &request[edit.at.end..]),
+    };
+    let mut pieces = [before, with, after].map(IoSlice::new);
+    let mut left = if with.is_empty() { &mut pieces[..1] } else { &mut pieces[..] };
+    let mut total = 0;
+    while !left.is_empty() {
+        let sent = origin.send(left, stall).await.map_err(|_broken| total)?;
+        total += sent;
+        IoSlice::advance_slices(&mut left, sent);
+    }
+    Ok(())
+}

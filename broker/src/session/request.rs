@@ -1,0 +1,64 @@
+//! Waiting for a client's next request.
+
+use std::io::{self, ErrorKind};
+
+use super::Context;
+use crate::boundary::CloseReason;
+use crate::boundary::http1::{RequestHead, RequestReader, RequestStep};
+use crate::buffers::Inbox;
+use crate::net::Stream;
+
+/// What came.
+pub(super) enum Next {
+    /// A complete head, at the start of the inbox.
+    Head(RequestHead),
+    /// Bytes that cannot be read with certainty, at the start of the inbox.
+    Tunnel(CloseReason),
+    /// Nothing: the client has left or was idle for too long, or the daemon is stopping.
+    Gone,
+}
+
+/// Reads on until the inbox begins with a complete request head.
+pub(super) async fn next(context: &Context, client: &Stream, inbox: &mut Inbox) -> Next {
+    let mut reader = RequestReader::default();
+    loop {
+        if !inbox.is_empty() {
+            match reader.read(inbox.bytes()) {
+                RequestStep::Head(head) => return Next::Head(head),
+                RequestStep::Tunnel(reason) => return Next::Tunnel(reason),
+                RequestStep::Incomplete if inbox.room().is_empty() => {
+                    return Next::Tunnel(CloseReason::AmbiguousRequest);
+                }
+                RequestStep::Incomplete => {}
+            }
+        }
+        match receive(context, client, inbox).await {
+            Ok(1..) => {}
+            // A head that is cut off is nobody's request.
+            Ok(0) | Err(_) => return Next::Gone,
+        }
+    }
+}
+
+/// Receives some bytes into the inbox, which holds no buffer while there is nothing to put in it.
+async fn receive(context: &Context, client: &Stream, inbox: &mut Inbox) -> io::Result<usize> {
+    loop {
+        match client.try_recv(inbox.room()) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Ok(n) => {
+                inbox.filled(n);
+                return Ok(n);
+            }
+            Err(e) => return Err(e),
+        }
+        inbox.release();
+        let idle = inbox.is_empty();
+        let limit = if idle { context.timeouts.client_idle } else { context.timeouts.client_stall };
+        tokio::select! {
+            biased;
+            readable = client.readable() => readable?,
+            () = context.stop.raised(), if idle => return Ok(0),
+            () = tokio::time::sleep(limit) => return Err(ErrorKind::TimedOut.into()),
+        }
+    }
+}

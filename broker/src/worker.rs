@@ -1,0 +1,252 @@
+//! One event loop: listeners, sessions, pools and a random generator of its own.
+//!
+//! A worker shares nothing on the request path with another one. The control thread talks to it
+//! through two channels: it says when its pools are warm, and is told when to stop.
+
+mod dialled;
+mod service;
+
+use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rand::SeedableRng;
+use rand::rngs::{StdRng, SysRng};
+use tokio::sync::{oneshot, watch};
+
+use self::service::{Service, Via};
+use crate::buffers::Buffers;
+use crate::config::{self, Config};
+use crate::datapath::{Datapath, WorkerListeners};
+use crate::net::{self, Listener};
+use crate::pool::Environment;
+use crate::session::Stop;
+use crate::stats::Registry;
+
+/// How often pools are looked after and the heartbeat is sent.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Pause after a failed `accept`: out of descriptors or memory, which does not pass at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What all workers are made of.
+#[derive(Clone)]
+pub struct Shared {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// The kernel's side.
+    pub datapath: Arc<dyn Datapath>,
+    /// Where metrics are left.
+    pub registry: Arc<Registry>,
+}
+
+/// How far a stop has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Serving.
+    Run,
+    /// Serving those who are here, and whoever is still queued.
+    Drain,
+    /// Ending at once.
+    Quit,
+}
+
+/// A running worker.
+pub struct Worker {
+    thread: JoinHandle<anyhow::Result<()>>,
+    ready: oneshot::Receiver<Vec<WorkerListeners>>,
+}
+
+impl Worker {
+    /// Starts a worker's thread.
+    pub fn start(
+        index: usize,
+        shared: Shared,
+        stage: watch::Receiver<Stage>,
+    ) -> anyhow::Result<Self> {
+        let (report, ready) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                let local = tokio::task::LocalSet::new();
+                local.block_on(&runtime, run(index, shared, stage, report))
+            })
+            .context("starting a worker thread")?;
+        Ok(Self { thread, ready })
+    }
+
+    /// Waits until the worker listens and its pools are warm (or known not to become so). Gives
+    /// the listeners for intercepted connections, one entry per service; `None` if the worker
+    /// has ended instead.
+    pub async fn ready(&mut self) -> Option<Vec<WorkerListeners>> {
+        (&mut self.ready).await.ok()
+    }
+
+    /// Whether the thread has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// The thread's result.
+    pub fn join(self) -> anyhow::Result<()> {
+        self.thread.join().unwrap_or_else(|_| anyhow::bail!("a worker panicked"))
+    }
+}
+
+async fn run(
+    index: usize,
+    shared: Shared,
+    mut stage: watch::Receiver<Stage>,
+    report: oneshot::Sender<Vec<WorkerListeners>>,
+) -> anyhow::Result<()> {
+    let environment = Environment {
+        datapath: Arc::clone(&shared.datapath),
+        rng: Rc::new(RefCell::new(StdRng::try_from_rng(&mut SysRng)?)),
+    };
+    let buffers = Buffers::default();
+    let stop = Rc::new(Stop::default());
+    let mut services = Vec::new();
+    let mut listening = Vec::new();
+    let mut reports = Vec::new();
+    for (position, service) in shared.config.services.iter().enumerate() {
+        let records = shared.registry.register(position);
+        let built = Rc::new(Service::new(
+            service,
+            records,
+            &environment,
+            &buffers,
+            Rc::clone(&stop),
+            Arc::clone(&shared.datapath),
+        ));
+        let bound = Bound::new(service, shared.config.intercept_from_netns)
+            .with_context(|| format!("service {:?}", service.name))?;
+        reports.push(bound.report);
+        listening.extend(bound.listeners.into_iter().map(|l| (Rc::clone(&built), l)));
+        services.push(built);
+    }
+    // A client that comes now waits in the kernel's queue: the first one served finds warm sockets.
+    warm_up(&services).await;
+    let accepting: Vec<_> = listening
+        .into_iter()
+        .map(|(service, (listener, via))| {
+            let listener = Rc::new(listener);
+            let task = tokio::task::spawn_local(accept(service.clone(), listener.clone(), via));
+            (service, listener, via, task)
+        })
+        .collect();
+    shared.datapath.heartbeat(index).context("first heartbeat")?;
+    report.send(reports).ok();
+
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while *stage.borrow_and_update() == Stage::Run {
+        tokio::select! {
+            _ = tick.tick() => {
+                if let Err(error) = shared.datapath.heartbeat(index) {
+                    tracing::error!(%error, "heartbeat failed: clients will reach origins directly");
+                }
+                for service in &services {
+                    service.tick();
+                }
+            }
+            changed = stage.changed() => if changed.is_err() { break },
+        }
+    }
+
+    // New connections go to the origins by now; what is queued already gets served.
+    for (service, listener, via, task) in accepting {
+        task.abort();
+        while let Ok(client) = listener.accept_queued() {
+            service.serve(client, via, &listener);
+        }
+    }
+    stop.raise();
+    for service in &services {
+        service.drain();
+    }
+    while *stage.borrow() != Stage::Quit && services.iter().any(|s| s.is_serving()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+async fn warm_up(services: &[Rc<Service>]) {
+    loop {
+        for service in services {
+            service.tick();
+        }
+        if services.iter().all(|s| s.is_warm()) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Accepts connections until aborted.
+async fn accept(service: Rc<Service>, listener: Rc<Listener>, via: Via) {
+    loop {
+        match listener.accept().await {
+            Ok(client) => service.serve(client, via, &listener),
+            Err(error) => {
+                service.count_accept_error(&error);
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The listeners of one service in one worker.
+struct Bound {
+    listeners: Vec<(Listener, Via)>,
+    report: WorkerListeners,
+}
+
+impl Bound {
+    fn new(service: &config::Service, netns: Option<std::net::IpAddr>) -> anyhow::Result<Self> {
+        // An http1 client always speaks first; others may wait for a greeting.
+        let speaks_first = matches!(service.protocol, config::Protocol::Http1 { .. });
+        let listen = |address: SocketAddr, shared: bool| -> io::Result<Listener> {
+            Listener::start(net::bind(address, shared, speaks_first)?)
+        };
+        let mut listeners = Vec::new();
+        for &address in &service.listen {
+            let listener =
+                listen(address, true).with_context(|| format!("listening on {address}"))?;
+            listeners.push((listener, Via::Listen));
+        }
+        let mut report = WorkerListeners::default();
+        if service.intercept.is_empty() {
+            return Ok(Self { listeners, report });
+        }
+        // Each worker has loopback listeners of its own: the kernel's connect hook chooses the
+        // worker, not SO_REUSEPORT.
+        let v4 = listen(SocketAddr::from(([127, 0, 0, 1], 0)), false)
+            .context("listening on 127.0.0.1")?;
+        report.loopback_v4 = v4.local_addr()?.port();
+        listeners.push((v4, Via::Loopback));
+        match listen(SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 0)), false) {
+            Ok(v6) => {
+                report.loopback_v6 = v6.local_addr()?.port();
+                listeners.push((v6, Via::Loopback));
+            }
+            Err(error) => tracing::warn!(
+                service = service.name, %error,
+                "no listener on ::1: IPv6 clients reach their origins directly"
+            ),
+        }
+        if let Some(address) = netns {
+            let listener = listen(SocketAddr::new(address, 0), false)
+                .with_context(|| format!("intercept_from_netns: listening on {address}"))?;
+            report.netns = Some(listener.local_addr()?);
+            listeners.push((listener, Via::OtherNetns));
+        }
+        Ok(Self { listeners, report })
+    }
+}
