@@ -19,7 +19,7 @@ use crate::clock;
 use crate::config::{Config, Route};
 use crate::datapath::kernel::{self, Kernel};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
-use crate::stats::{Process, Registry, Snapshot, host};
+use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
 use crate::worker::{Shared, Stage, Worker};
 
 /// How often the control thread looks whether a worker has died.
@@ -170,7 +170,7 @@ impl admin::Source for Control {
         };
         let host = host::read().unwrap_or_else(|error| {
             tracing::warn!(%error, "reading the host's TCP counters");
-            Default::default()
+            HostCounters::default()
         });
         let kernel = counters.as_ref().map_err(String::as_str);
         Snapshot::assemble(process, self.shared.registry.services(), kernel, host)

@@ -223,7 +223,8 @@ impl Pool {
     fn close(&self, reason: EvictReason) {
         self.shared.closing.set(Some(reason));
         for origin in &self.shared.origins {
-            for connection in origin.idle.borrow_mut().remove_if(|_| true) {
+            let idle = origin.idle.borrow_mut().remove_if(|_| true);
+            for connection in idle {
                 origin.close(connection, reason);
             }
         }
