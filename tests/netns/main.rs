@@ -2,4 +2,5 @@
 //!
 //! A missing prerequisite fails loudly: a skipped test looks like a passed one.
 
+mod kernel;
 mod network;
