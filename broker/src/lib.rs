@@ -22,3 +22,5 @@ pub mod pool;
 pub mod stats;
 
 pub mod admin;
+pub mod observe;
+pub mod report;

@@ -3,6 +3,7 @@
 //! Each worker writes counters of its own (no cache line is shared on the request path); the
 //! control thread sums them up when somebody asks.
 
+mod delta;
 pub mod histogram;
 pub mod host;
 mod registry;
