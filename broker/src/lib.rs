@@ -22,5 +22,6 @@ pub mod pool;
 pub mod stats;
 
 pub mod admin;
+pub mod command;
 pub mod observe;
 pub mod report;

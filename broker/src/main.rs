@@ -1,11 +1,14 @@
 //! The command line: arguments, logging, exit codes. The work is the library's.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use broker::command::{observe, stats};
 use broker::config::Config;
 use broker::config::file::{self, ConfigError};
+use broker::datapath::kernel;
+use broker::report::Screen;
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -46,6 +49,10 @@ enum Command {
         #[arg(value_name = "FILE")]
         config: PathBuf,
     },
+    /// Count, without changing anything, which origins this host churns against.
+    Observe(observe::Args),
+    /// Show what a running daemon has done.
+    Stats(stats::Args),
 }
 
 fn main() -> ExitCode {
@@ -60,10 +67,14 @@ fn main() -> ExitCode {
             };
         }
     };
-    init_log(args.log);
+    // A table is no place for news that nobody asked for.
+    let level = if matches!(args.command, Command::Run { .. }) { "info" } else { "warn" };
+    init_log(args.log, level);
     let done = match args.command {
         Command::Run { config } => run(&config),
         Command::Check { config } => check(&config),
+        Command::Observe(args) => observe(args),
+        Command::Stats(args) => stats(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,6 +83,8 @@ fn main() -> ExitCode {
             eprintln!("{error:#}");
             ExitCode::from(EXIT_CONFIG)
         }
+        // The reader has seen enough (`broker stats | head`).
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("broker: {error:#}");
             ExitCode::FAILURE
@@ -79,8 +92,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn init_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("BROKER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| {
+        cause.downcast_ref().is_some_and(broken)
+            || cause
+                .downcast_ref::<serde_json::Error>()
+                .is_some_and(|e| e.io_error_kind() == Some(std::io::ErrorKind::BrokenPipe))
+    })
+}
+
+fn init_log(format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_env("BROKER_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -127,14 +150,28 @@ fn log_start(path: &Path, config: &Config) {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 fn check(path: &Path) -> anyhow::Result<()> {
     let config = file::load(path)?;
+    let mut out = std::io::stdout().lock();
     for warning in file::warnings(&config) {
-        println!("warning: {warning}");
+        writeln!(out, "warning: {warning}")?;
     }
     let services = config.services.len();
     let plural = if services == 1 { "" } else { "s" };
-    println!("{}: valid, {services} service{plural}", path.display());
+    writeln!(out, "{}: valid, {services} service{plural}", path.display())?;
     Ok(())
+}
+
+fn observe(args: observe::Args) -> anyhow::Result<()> {
+    let programs = kernel::Kernel::load(&kernel::Options::default())?;
+    let screen = Screen::of_stdout();
+    block_on(observe::run(args, &programs, screen, &mut std::io::stdout().lock()))
+}
+
+fn stats(args: &stats::Args) -> anyhow::Result<()> {
+    block_on(stats::run(args, Screen::of_stdout(), &mut std::io::stdout().lock()))
+}
+
+fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }

@@ -1,0 +1,35 @@
+//! The commands that ask and show, apart from where their output goes.
+//!
+//! In the library, because `cargo xtask` offers them too.
+
+pub mod observe;
+pub mod stats;
+
+use std::time::Duration;
+
+/// Parses a pause such as `2`, `0.5` (seconds) or `500ms`.
+fn interval(text: &str) -> Result<Duration, String> {
+    let parsed = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => humantime::parse_duration(text).ok(),
+    };
+    // Below that, taking the sample would be most of the work.
+    parsed
+        .filter(|d| (Duration::from_millis(50)..=Duration::from_hours(24)).contains(d))
+        .ok_or_else(|| "must be 50ms to 24h, such as 2, 0.5 or 500ms".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals() {
+        assert_eq!(interval("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(interval("1m"), Ok(Duration::from_mins(1)));
+        for wrong in ["", "0", "-1", "nan", "inf", "soon", "1ms", "1e300"] {
+            assert!(interval(wrong).is_err(), "{wrong}");
+        }
+    }
+}
