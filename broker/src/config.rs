@@ -1,6 +1,6 @@
 //! The validated configuration: whatever is reachable from a [`Config`] obeys the rules.
 //!
-//! [`file`] is its serde mirror: it parses TOML, applies defaults and names key, value and rule
+//! [`mod@file`] is its serde mirror: it parses TOML, applies defaults and names key, value and rule
 //! when something is wrong. Nothing else in the daemon looks at raw configuration.
 
 pub mod file;

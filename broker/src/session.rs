@@ -1,6 +1,6 @@
 //! The flow: one client connection from its first byte to its last.
 //!
-//! [`http1`] leases an origin socket for each exchange and returns it at the boundary; [`opaque`]
+//! `http1` leases an origin socket for each exchange and returns it at the boundary; `opaque`
 //! leases one for the whole connection. Both own the client's socket and all its bytes: nothing of
 //! one session is reachable from another but through a pool, and a pool takes only sockets that
 //! stand at a boundary.

@@ -1,7 +1,7 @@
 //! The configuration file: TOML in, a validated [`Config`] or *all* that is wrong with it out.
 //!
 //! Two steps, because one cannot do both well: serde sees the shape (unknown keys, wrong types,
-//! with line and column) and stops at the first problem; [`rules`] sees meaning, and collects, so
+//! with line and column) and stops at the first problem; `rules` sees meaning, and collects, so
 //! that an operator fixes a file in one round.
 
 mod address;

@@ -78,29 +78,29 @@ pub struct ServiceSnapshot {
     pub name: String,
     /// `http1` or `opaque`.
     pub protocol: String,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub clients: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub clients_open: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub exchanges: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub request_bytes: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub response_bytes: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub waiting: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub queue_overflow: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub queue_timed_out: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub unreachable: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub origin_failed: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub clients_gone: u64,
-    /// See [`ServiceMetrics`].
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub destination_unknown: u64,
     /// In the order of the configuration, then discovered ones by address.
     pub origins: Vec<OriginSnapshot>,
