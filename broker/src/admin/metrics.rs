@@ -93,11 +93,12 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
     let by_reason: [(&str, &str, Reasons); 2] = [
         (
             "broker_refusals_total",
-            "Exchanges that the broker refused.",
+            "Exchanges and clients that the broker could not serve.",
             &[
                 ("queue_overflow", |s| s.queue_overflow),
                 ("queue_timed_out", |s| s.queue_timed_out),
                 ("unreachable", |s| s.unreachable),
+                ("accept_failed", |s| s.accept_failed),
                 ("destination_unknown", |s| s.destination_unknown),
             ],
         ),

@@ -106,6 +106,7 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
         ("refused: queue full", service.queue_overflow),
         ("refused: waited too long", service.queue_timed_out),
         ("refused: no origin reachable", service.unreachable),
+        ("refused: accept failed", service.accept_failed),
         ("refused: destination unknown", service.destination_unknown),
         ("failed by origins", service.origin_failed),
         ("abandoned by clients", service.clients_gone),

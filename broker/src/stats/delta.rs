@@ -84,6 +84,7 @@ fn host(now: &HostCounters, before: &HostCounters) -> HostCounters {
 fn subtract_service(now: &mut ServiceSnapshot, before: &ServiceSnapshot) {
     for (count, before) in [
         (&mut now.clients, before.clients),
+        (&mut now.accept_failed, before.accept_failed),
         (&mut now.exchanges, before.exchanges),
         (&mut now.request_bytes, before.request_bytes),
         (&mut now.response_bytes, before.response_bytes),

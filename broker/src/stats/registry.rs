@@ -139,6 +139,7 @@ impl Registered {
             name: self.name.clone(),
             protocol: self.protocol.to_owned(),
             clients: total(|m| m.clients.get()),
+            accept_failed: total(|m| m.accept_failed.get()),
             clients_open: total(|m| m.clients_open.get()),
             exchanges: total(|m| m.exchanges.get()),
             request_bytes: total(|m| m.request_bytes.get()),

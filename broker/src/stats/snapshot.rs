@@ -81,6 +81,8 @@ pub struct ServiceSnapshot {
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub clients: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
+    pub accept_failed: u64,
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub clients_open: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub exchanges: u64,
