@@ -82,15 +82,13 @@ struct Toolchain {
 
 impl Toolchain {
     fn find() -> anyhow::Result<Self> {
-        let sysroot = tools::output(Command::new(tools::rustc()).args(["--print", "sysroot"]))?;
-        Ok(Self { sysroot: sysroot.into() })
+        Ok(Self { sysroot: tools::sysroot()? })
     }
 
     /// Whether `core` for BPF can be built, or is there already.
     fn has_core(&self) -> bool {
-        let rustlib = self.sysroot.join("lib/rustlib");
-        rustlib.join("src/rust/library/core/Cargo.toml").exists()
-            || rustlib.join(BPF_TARGET).exists()
+        tools::has_rust_src(&self.sysroot)
+            || self.sysroot.join("lib/rustlib").join(BPF_TARGET).exists()
             || debian_core().is_some()
     }
 

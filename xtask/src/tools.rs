@@ -29,11 +29,21 @@ pub(crate) fn cargo() -> Command {
 
 /// The compiler that belongs to that cargo. Not rustup's stand-in, if it can be helped: that
 /// looks for toolchains on every call.
-pub(crate) fn rustc() -> PathBuf {
+fn rustc() -> PathBuf {
     env::var_os("CARGO")
         .map(|cargo| Path::new(&cargo).with_file_name("rustc"))
         .filter(|rustc| rustc.is_file())
         .unwrap_or_else(|| "rustc".into())
+}
+
+/// Where that compiler keeps its libraries.
+pub(crate) fn sysroot() -> anyhow::Result<PathBuf> {
+    Ok(output(Command::new(rustc()).args(["--print", "sysroot"]))?.into())
+}
+
+/// Whether `core` can be built for other targets.
+pub(crate) fn has_rust_src(sysroot: &Path) -> bool {
+    sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists()
 }
 
 /// A program found along `PATH` and in the system's own folders, which `PATH` may lack.
