@@ -1,6 +1,6 @@
 //! The broker: steers short-lived client connections onto warm origin sockets.
 //!
-//! Modules stand in the order in which a connection meets them; `ARCHITECTURE.md` draws the map.
+#![doc = include_str!("../ARCHITECTURE.md")]
 
 pub mod clock;
 pub mod config;

@@ -259,7 +259,8 @@ pub fn bind(address: SocketAddr, shared: bool, wait_for_bytes: bool) -> io::Resu
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(shared)?;
     if address.is_ipv6() {
-        socket.set_only_v6(true)?;
+        // `[::]` means every address, whatever the host's default is.
+        socket.set_only_v6(false)?;
     }
     socket.set_tcp_nodelay(true)?;
     if wait_for_bytes {

@@ -12,6 +12,8 @@ pub mod idle;
 
 mod connection;
 mod lease;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -41,6 +43,10 @@ use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics};
 /// A dial that takes longer than this no longer counts as help on its way: another one is started
 /// elsewhere for whoever waits (as happy eyeballs do, RFC 8305 §5).
 const SLOW_DIAL: Duration = Duration::from_millis(250);
+
+/// How long an exchange waits for a leased socket to come back before one is dialled for it. Most
+/// leases last about this long; dialling at once would open a socket for every ripple of the load.
+const DIAL_AFTER: Duration = Duration::from_millis(2);
 
 /// Why a checkout gave no socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +95,8 @@ struct Shared {
     events: Arc<IdleEvents>,
     /// Why no socket may stay idle any more.
     closing: Cell<Option<EvictReason>>,
+    /// A task is about to look after patient waiters.
+    look_arranged: Cell<bool>,
 }
 
 struct Origin {
@@ -106,6 +114,7 @@ struct Origin {
 
 struct Waiter {
     id: u64,
+    since: Instant,
     hand_over: oneshot::Sender<Result<Lease, Refusal>>,
 }
 
@@ -146,6 +155,7 @@ impl Pool {
             next_id: Cell::new(0),
             events: Arc::default(),
             closing: Cell::new(None),
+            look_arranged: Cell::new(false),
         });
         let pool = Rc::clone(&shared);
         let watcher = tokio::task::spawn_local(async move {
@@ -270,7 +280,7 @@ impl Shared {
         }
         let id = self.id();
         let (hand_over, handed_over) = oneshot::channel();
-        waiters.push_back(Waiter { id, hand_over });
+        waiters.push_back(Waiter { id, since: clock::now(), hand_over });
         self.metrics.waiting.set(waiters.len());
         Ok((Place { shared: Rc::clone(self), id }, handed_over))
     }
@@ -361,10 +371,33 @@ impl Shared {
     fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>) {
         let now = clock::now();
         let fresh = || self.origins.iter().map(|o| o.dialling.get() - o.slow.get()).sum::<usize>();
-        while fresh() < self.waiters.borrow().len() {
+        while fresh() < self.impatient(now) {
             let Some(origin) = self.pick(avoid, |o| self.may_dial(o, now)) else { break };
             self.dial(origin);
         }
+    }
+
+    /// Waiters for whom no leased socket has come back in time; all of them if none is leased. For
+    /// the others, a look later is arranged.
+    fn impatient(self: &Rc<Self>, now: Instant) -> usize {
+        let waiters = self.waiters.borrow();
+        if !self.origins.iter().any(|o| o.active() > 0) {
+            return waiters.len();
+        }
+        // They stand in the order of their arrival.
+        let patient_from = waiters.partition_point(|waiter| now >= waiter.since + DIAL_AFTER);
+        if let Some(next) = waiters.get(patient_from)
+            && !self.look_arranged.replace(true)
+        {
+            let (pool, due) = (Rc::downgrade(self), next.since + DIAL_AFTER);
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep_until(due.into()).await;
+                let Some(pool) = pool.upgrade() else { return };
+                pool.look_arranged.set(false);
+                pool.dial_for_waiters(None);
+            });
+        }
+        patient_from
     }
 
     fn missing(&self, origin: &Origin) -> usize {

@@ -1,0 +1,433 @@
+//! The pool over real loopback sockets: what it dials, hands out, takes back and lets go.
+
+use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::task::LocalSet;
+
+use super::{Environment, Lease, Pool, Refusal, Use};
+use crate::boundary::{CloseReason, Verdict};
+use crate::config::PoolConfig;
+use crate::datapath::Inert;
+use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics};
+
+/// Long enough for anything that happens on loopback.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn settings() -> PoolConfig {
+    PoolConfig {
+        prewarm: 0,
+        max_idle: 8,
+        idle_ttl: Duration::from_secs(30),
+        max_lifetime: Duration::from_mins(10),
+        max_requests: 1000,
+        max_connections: 8,
+        max_waiting: 100,
+        queue_timeout: PATIENCE,
+        connect_timeout: PATIENCE,
+        max_dials: 8,
+        backoff_base: Duration::from_millis(1),
+        backoff_max: Duration::from_millis(5),
+        keepalive: None,
+    }
+}
+
+/// A pool with its origins' listeners, which accept only when told to.
+struct Rig {
+    pool: Rc<Pool>,
+    listeners: Vec<TcpListener>,
+    origins: Vec<Arc<OriginMetrics>>,
+    service: Arc<ServiceMetrics>,
+}
+
+impl Rig {
+    fn new(origins: usize, usage: Use, settings: PoolConfig) -> Self {
+        let listeners: Vec<_> =
+            (0..origins).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses = listeners.iter().map(|l| l.local_addr().unwrap());
+        Self::with_addresses(addresses.collect(), listeners, usage, settings)
+    }
+
+    fn with_addresses(
+        addresses: Vec<SocketAddr>,
+        listeners: Vec<TcpListener>,
+        usage: Use,
+        settings: PoolConfig,
+    ) -> Self {
+        let origins: Vec<_> = addresses.iter().map(|_| Arc::<OriginMetrics>::default()).collect();
+        let service = Arc::<ServiceMetrics>::default();
+        let pool = Pool::new(
+            settings,
+            usage,
+            addresses.into_iter().zip(origins.iter().cloned()).collect(),
+            Arc::clone(&service),
+            Environment {
+                datapath: Arc::new(Inert),
+                rng: Rc::new(RefCell::new(StdRng::seed_from_u64(1))),
+            },
+        );
+        Self { pool: Rc::new(pool), listeners, origins, service }
+    }
+
+    fn accept(&self) -> TcpStream {
+        self.listeners[0].accept().unwrap().0
+    }
+
+    async fn lease(&self) -> Lease {
+        let mut lease = self.pool.checkout(None).await.unwrap();
+        lease.stream();
+        lease
+    }
+
+    fn created(&self) -> u64 {
+        self.origins.iter().map(|o| o.created.get()).sum()
+    }
+
+    fn evicted(&self, reason: EvictReason) -> u64 {
+        self.origins.iter().map(|o| o.evicted[reason.index()].get()).sum()
+    }
+
+    /// Every slot is free: nothing is leaked, and nothing was given back twice.
+    fn assert_empty(&self) {
+        for origin in &self.pool.shared.origins {
+            assert_eq!((origin.open.get(), origin.dialling.get(), origin.slow.get()), (0, 0, 0));
+        }
+        assert!(self.pool.shared.waiters.borrow().is_empty());
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&runtime, async {
+        tokio::time::timeout(PATIENCE, test).await.expect("the test hangs");
+    });
+}
+
+async fn eventually(condition: impl Fn() -> bool) {
+    while !condition() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn one_socket_serves_exchange_after_exchange() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, settings());
+        for _ in 0..100 {
+            rig.lease().await.settle(Verdict::Return, None);
+        }
+        let origin = &rig.origins[0];
+        assert_eq!(
+            (origin.created.get(), origin.reused.get(), origin.returned.get()),
+            (1, 99, 100)
+        );
+        assert_eq!((origin.idle.get(), origin.active.get()), (1, 0));
+    });
+}
+
+#[test]
+fn without_idle_sockets_every_exchange_dials() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, PoolConfig { max_idle: 0, ..settings() });
+        for _ in 0..100 {
+            rig.lease().await.settle(Verdict::Return, None);
+        }
+        assert_eq!((rig.created(), rig.origins[0].reused.get()), (100, 0));
+        assert_eq!(rig.evicted(EvictReason::IdleOverflow), 100);
+        rig.assert_empty();
+    });
+}
+
+#[test]
+fn prewarming_opens_what_is_asked_for_and_no_more() {
+    run(async {
+        let rig = Rig::new(3, Use::Reused, PoolConfig { prewarm: 2, ..settings() });
+        while !rig.pool.is_warm() {
+            rig.pool.tick();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(rig.created(), 6);
+        let leases = [rig.lease().await, rig.lease().await, rig.lease().await];
+        rig.pool.tick();
+        drop(leases);
+        assert_eq!(rig.created(), 6, "leased sockets count as kept");
+    });
+}
+
+#[test]
+fn an_idle_socket_goes_at_once_when_the_origin_ends_resets_or_speaks() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, settings());
+        type Act = fn(TcpStream);
+        let cases: [(Act, EvictReason); 3] = [
+            (drop, EvictReason::IdleClosed),
+            (
+                |socket| socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap(),
+                EvictReason::IdleClosed,
+            ),
+            (
+                |mut socket| {
+                    socket.write_all(b"\r\n").unwrap();
+                    std::mem::forget(socket);
+                },
+                EvictReason::IdleBytes,
+            ),
+        ];
+        for (n, (act, reason)) in cases.into_iter().enumerate() {
+            rig.lease().await.settle(Verdict::Return, None);
+            let accepted = rig.accept();
+            let before = rig.evicted(reason);
+            act(accepted);
+            eventually(|| rig.evicted(reason) == before + 1).await;
+            assert_eq!(rig.created(), n as u64 + 1);
+            rig.assert_empty();
+        }
+    });
+}
+
+#[test]
+fn a_checkout_looks_before_the_event_loop_does() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, settings());
+        rig.lease().await.settle(Verdict::Return, None);
+        let mut first = rig.accept();
+        first.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").unwrap();
+        // No await between the write and the checkout: the idle watch had no chance to run.
+        let lease = rig.lease().await;
+        assert_eq!((rig.created(), rig.evicted(EvictReason::IdleBytes)), (2, 1));
+        lease.settle(Verdict::Return, None);
+    });
+}
+
+#[test]
+fn the_greeting_of_an_opaque_origin_stays_for_its_client() {
+    run(async {
+        let rig = Rig::new(1, Use::Once, PoolConfig { prewarm: 1, ..settings() });
+        rig.pool.tick();
+        eventually(|| rig.pool.is_warm()).await;
+        let mut origin = rig.accept();
+        origin.write_all(b"hello").unwrap();
+        tokio::task::yield_now().await;
+        let mut lease = rig.lease().await;
+        let mut greeting = [0; 16];
+        let n = lease.stream().recv(&mut greeting).await.unwrap();
+        assert_eq!((&greeting[..n], rig.created()), (&b"hello"[..], 1));
+    });
+}
+
+#[test]
+fn a_returned_socket_serves_the_longest_waiting() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        let lease = rig.lease().await;
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let tasks: Vec<_> = (0..3)
+            .map(|n| {
+                let (pool, order) = (Rc::clone(&rig.pool), Rc::clone(&order));
+                tokio::task::spawn_local(async move {
+                    let mut lease = pool.checkout(None).await.unwrap();
+                    lease.stream();
+                    order.borrow_mut().push(n);
+                    lease.settle(Verdict::Return, None);
+                })
+            })
+            .collect();
+        eventually(|| rig.service.waiting.get() == 3).await;
+        lease.settle(Verdict::Return, None);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*order.borrow(), [0, 1, 2]);
+        assert_eq!((rig.created(), rig.service.waiting.get()), (1, 0));
+    });
+}
+
+#[test]
+fn a_closed_socket_makes_room_for_a_dial() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        let lease = rig.lease().await;
+        let pool = Rc::clone(&rig.pool);
+        let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await });
+        eventually(|| rig.service.waiting.get() == 1).await;
+        lease.settle(Verdict::Close(CloseReason::BodyUntilClose), None);
+        drop(waiting.await.unwrap().unwrap());
+        assert_eq!(rig.created(), 2);
+    });
+}
+
+#[test]
+fn a_full_queue_and_a_long_wait_are_refused() {
+    run(async {
+        let limits = PoolConfig {
+            max_connections: 1,
+            max_waiting: 1,
+            queue_timeout: Duration::from_millis(20),
+            ..settings()
+        };
+        let rig = Rig::new(1, Use::Reused, limits);
+        let lease = rig.lease().await;
+        let (first, second) = tokio::join!(rig.pool.checkout(None), rig.pool.checkout(None));
+        assert_eq!(first.err(), Some(Refusal::QueueTimeout));
+        assert_eq!(second.err(), Some(Refusal::QueueFull));
+        let metrics = &rig.service;
+        assert_eq!((metrics.queue_timed_out.get(), metrics.queue_overflow.get()), (1, 1));
+        lease.settle(Verdict::Close(CloseReason::ClientGone), None);
+        rig.assert_empty();
+    });
+}
+
+#[test]
+fn concurrent_dials_stay_within_their_cap_in_a_cold_burst() {
+    run(async {
+        let limits =
+            PoolConfig { max_dials: 3, max_connections: 500, max_waiting: 500, ..settings() };
+        let rig = Rig::new(1, Use::Reused, limits);
+        let peak = Rc::new(RefCell::new(0));
+        let tasks: Vec<_> = (0..200)
+            .map(|_| {
+                let (pool, peak) = (Rc::clone(&rig.pool), Rc::clone(&peak));
+                tokio::task::spawn_local(async move {
+                    let checkout = pool.checkout(None);
+                    let dialling = pool.shared.origins[0].dialling.get();
+                    let mut lease = checkout.await.unwrap();
+                    let now = pool.shared.origins[0].dialling.get();
+                    let most = &mut *peak.borrow_mut();
+                    *most = (*most).max(dialling).max(now);
+                    lease.stream();
+                    lease.settle(Verdict::Return, None);
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert!((1..=3).contains(&*peak.borrow()), "{}", peak.borrow());
+    });
+}
+
+#[test]
+fn an_exchange_cancelled_at_any_point_frees_its_slot_once() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        // While dialling and queued: polled once, then dropped.
+        for _ in 0..10 {
+            let checkout = std::pin::pin!(rig.pool.checkout(None));
+            tokio::time::timeout(Duration::ZERO, checkout).await.ok();
+        }
+        eventually(|| !rig.pool.is_busy()).await;
+        assert_eq!(rig.created(), 1, "the dial that nobody waits for any more is kept warm");
+        // Handed a lease that it never looked at: the socket is as good as new.
+        drop(rig.pool.checkout(None).await.unwrap());
+        assert_eq!((rig.created(), rig.origins[0].idle.get()), (1, 1));
+        // In the middle of an exchange: the socket is closed.
+        drop(rig.lease().await);
+        assert_eq!(rig.evicted(EvictReason::Exchange(CloseReason::ClientGone)), 1);
+        rig.assert_empty();
+    });
+}
+
+#[test]
+fn a_lease_handed_to_someone_who_left_goes_to_the_next() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        let lease = rig.lease().await;
+        let pool = Rc::clone(&rig.pool);
+        let leaves = tokio::task::spawn_local(async move { pool.checkout(None).await.map(drop) });
+        let pool = Rc::clone(&rig.pool);
+        let stays = tokio::task::spawn_local(async move { pool.checkout(None).await.map(drop) });
+        eventually(|| rig.service.waiting.get() == 2).await;
+        // The socket is handed to the first, which is cancelled before it can run again.
+        lease.settle(Verdict::Return, None);
+        leaves.abort();
+        stays.await.unwrap().unwrap();
+        assert_eq!((rig.created(), rig.origins[0].idle.get()), (1, 1));
+    });
+}
+
+#[test]
+fn a_dead_origin_costs_nobody_an_error_while_another_lives() {
+    run(async {
+        let live = TcpListener::bind("127.0.0.1:0").unwrap();
+        let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let addresses = vec![dead, live.local_addr().unwrap()];
+        let rig = Rig::with_addresses(addresses, vec![live], Use::Reused, settings());
+        // Until the dead one was tried several times.
+        while rig.origins[0].dial_refused.get() < 5 {
+            rig.pool.tick();
+            rig.lease().await.settle(Verdict::Return, None);
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(rig.service.unreachable.get(), 0);
+    });
+}
+
+#[test]
+fn without_any_origin_the_refusal_is_prompt_and_dials_are_spaced() {
+    run(async {
+        let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let slow = Duration::from_millis(50);
+        let limits = PoolConfig { backoff_base: slow, backoff_max: slow, ..settings() };
+        let rig = Rig::with_addresses(vec![dead], vec![], Use::Reused, limits);
+        let all = (0..20).map(|_| {
+            let pool = Rc::clone(&rig.pool);
+            tokio::task::spawn_local(async move { pool.checkout(None).await.err() })
+        });
+        for refused in all.collect::<Vec<_>>() {
+            assert_eq!(refused.await.unwrap(), Some(Refusal::Unreachable));
+        }
+        let dials = rig.origins[0].dial_refused.get();
+        assert!(dials <= settings().max_dials as u64, "one burst, not one dial each: {dials}");
+        // During the back-off nobody dials; afterwards one probe serves all who came meanwhile.
+        let pool = Rc::clone(&rig.pool);
+        let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await.err() });
+        eventually(|| {
+            rig.pool.tick();
+            waiting.is_finished()
+        })
+        .await;
+        assert_eq!(rig.origins[0].dial_refused.get(), dials + 1);
+        rig.assert_empty();
+    });
+}
+
+#[test]
+fn a_drained_pool_keeps_nothing() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, PoolConfig { prewarm: 2, ..settings() });
+        rig.pool.tick();
+        eventually(|| rig.pool.is_warm()).await;
+        let lease = rig.lease().await;
+        rig.pool.drain();
+        assert_eq!(rig.evicted(EvictReason::Drain), 1);
+        // An exchange that is still under way may get a new socket.
+        let late = rig.lease().await;
+        lease.settle(Verdict::Return, None);
+        late.settle(Verdict::Return, None);
+        rig.pool.tick();
+        assert_eq!(rig.evicted(EvictReason::Drain), 3);
+        rig.assert_empty();
+    });
+}
+
+#[test]
+fn a_lease_carries_bytes_both_ways() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, settings());
+        let mut lease = rig.lease().await;
+        let mut origin = rig.accept();
+        lease.stream().send_all(b"question", PATIENCE).await.unwrap();
+        let mut question = [0; 8];
+        origin.read_exact(&mut question).unwrap();
+        origin.write_all(b"answer").unwrap();
+        let mut answer = [0; 16];
+        let n = lease.stream().recv(&mut answer).await.unwrap();
+        assert_eq!((&question, &answer[..n]), (b"question", &b"answer"[..]));
+    });
+}
