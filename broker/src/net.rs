@@ -93,10 +93,12 @@ impl Stream {
         let registration = self.registration()?;
         loop {
             let mut guard = poll_fn(|cx| registration.poll_read_ready(cx)).await?;
-            if self.peek() != Queue::Empty {
-                return Ok(());
+            match self.peek() {
+                Queue::Empty => guard.clear_ready(),
+                // The look has consumed the error: a read would now report an orderly end.
+                Queue::Failed => return Err(ErrorKind::ConnectionReset.into()),
+                Queue::Bytes | Queue::Ended => return Ok(()),
             }
-            guard.clear_ready();
         }
     }
 
