@@ -9,10 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use crate::leftovers;
 use crate::wait::within;
-
-/// All our directories begin so; the maker's process id and a number follow.
-const PREFIX: &str = "broker-lab-";
 
 /// A cgroup v2 directory of our own. Dropping it kills what is inside and removes it.
 #[derive(Debug)]
@@ -29,9 +27,9 @@ impl Cgroup {
         static SWEEP: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mount = mount_point()?;
-        SWEEP.call_once(|| sweep(&mount));
+        SWEEP.call_once(|| leftovers::sweep(&mount, remove));
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self::make(&mount, format!("/{PREFIX}{}-{number}", std::process::id()))
+        Self::make(&mount, format!("/{}{number}", leftovers::prefix()))
     }
 
     /// Makes a directory inside this one. Drop it first.
@@ -101,19 +99,4 @@ fn remove(directory: &Path) {
     }
     // Killed processes leave the group when they are reaped, not at once.
     within(Duration::from_secs(2), || fs::remove_dir(directory).is_ok() || !directory.exists());
-}
-
-/// Removes the groups of makers that are no more.
-fn sweep(mount: &Path) {
-    for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let maker = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(PREFIX))
-            .and_then(|rest| rest.split('-').next())
-            .and_then(|pid| pid.parse::<u32>().ok());
-        if maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            remove(&entry.path());
-        }
-    }
 }

@@ -198,6 +198,11 @@ impl Client {
         self.stream.peer_addr()
     }
 
+    /// This client's own address, as whoever it is connected to sees it.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
     /// Ends the sending direction.
     pub fn half_close(&self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Write)

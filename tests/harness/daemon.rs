@@ -138,7 +138,9 @@ pub struct Totals {
 }
 
 impl Totals {
-    fn of(origins: &[OriginSnapshot]) -> Self {
+    /// Sums up.
+    #[must_use]
+    pub fn of(origins: &[OriginSnapshot]) -> Self {
         let sum = |field: fn(&OriginSnapshot) -> u64| origins.iter().map(field).sum();
         Self {
             created: sum(|o| o.created),

@@ -13,12 +13,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::{env, fs};
 
 use anyhow::{Result, ensure};
 
 use crate::cgroup::Cgroup;
 use crate::counters::Counters;
+use crate::leftovers;
 use crate::netns::{Interface, Netns};
 use crate::process::Launch;
 
@@ -70,7 +73,7 @@ impl Lab {
             cgroup,
             host,
             origins: inside,
-            directory: tempfile::Builder::new().prefix("broker-lab-").tempdir()?,
+            directory: folder()?,
             network,
             origins_len: origins,
             containers: AtomicU32::new(0),
@@ -206,6 +209,16 @@ impl Lab {
     pub fn host_counters(&self) -> Counters {
         Counters::read(&self.host).expect("the host's counters are readable")
     }
+}
+
+/// A temporary folder; the first of a process also removes what killed runs have left.
+fn folder() -> Result<tempfile::TempDir> {
+    static SWEEP: Once = Once::new();
+    SWEEP.call_once(|| {
+        // Best effort: what cannot be removed now is tried again by the next run.
+        leftovers::sweep(&env::temp_dir(), |path| drop(fs::remove_dir_all(path)));
+    });
+    Ok(tempfile::Builder::new().prefix(&leftovers::prefix()).tempdir()?)
 }
 
 /// The four /24 of one lab: `10.x.y.0/22`.

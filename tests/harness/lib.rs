@@ -8,6 +8,8 @@
 
 pub mod sys;
 
+mod leftovers;
+
 pub mod cgroup;
 pub mod lab;
 pub mod netns;

@@ -2,5 +2,17 @@
 //!
 //! A missing prerequisite fails loudly: a skipped test looks like a passed one.
 
-mod kernel;
+mod support;
+
 mod network;
+
+mod affinity;
+mod clients;
+mod counting;
+mod failure;
+mod framing;
+mod idle;
+mod intercept;
+mod kernel;
+mod sharing;
+mod tunnels;

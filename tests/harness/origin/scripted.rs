@@ -27,6 +27,7 @@ pub struct Scripted {
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
+    peer: SocketAddr,
     received: Mutex<Vec<u8>>,
 }
 
@@ -106,8 +107,9 @@ impl Scripted {
         let (list, script) = (Arc::clone(&connections), Arc::new(script));
         thread::spawn(move || {
             // Ends when the listener is shut down.
-            while let Ok((stream, _)) = accepting.accept() {
-                let connection = Arc::new(Connection { stream, received: Mutex::default() });
+            while let Ok((stream, peer)) = accepting.accept() {
+                let received = Mutex::default();
+                let connection = Arc::new(Connection { stream, peer, received });
                 let index = {
                     let mut list = lock(&list);
                     list.push(Arc::clone(&connection));
@@ -169,6 +171,12 @@ impl Scripted {
     pub fn received_count(&self, needle: &str) -> usize {
         let all: Vec<_> = lock(&self.connections).clone();
         all.iter().map(|c| c.received_text().matches(needle).count()).sum()
+    }
+
+    /// Whether a connection from this very socket was accepted: whether its owner came directly.
+    #[must_use]
+    pub fn knows(&self, peer: SocketAddr) -> bool {
+        lock(&self.connections).iter().any(|connection| connection.peer == peer)
     }
 
     /// Ends every connection that is open, as a restart of the origin does.
@@ -279,12 +287,35 @@ impl Peer {
         self.send(response)
     }
 
-    /// Answers requests until the connection ends.
+    /// Answers requests until the connection, or the client's wish to keep it, ends.
     pub fn serve(&mut self) -> io::Result<()> {
         while let Some(request) = self.request()? {
-            self.respond(format!("{} {}", self.index, request.target()))?;
+            let body = format!("{} {}", self.index, request.target());
+            let connection = request.header("connection").unwrap_or("").to_ascii_lowercase();
+            let is_old = request.head.lines().next().unwrap_or("").ends_with("HTTP/1.0");
+            if connection.contains("close") || (is_old && connection != "keep-alive") {
+                return self.send(format!(
+                    "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                    body.len()
+                ));
+            }
+            if is_old {
+                // To such a client keeping the connection must be confirmed.
+                self.send(format!(
+                    "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nContent-Length: {}\r\n\r\n\
+                     {body}",
+                    body.len()
+                ))?;
+            } else {
+                self.respond(body)?;
+            }
         }
         Ok(())
+    }
+
+    /// Ends the connection if no byte comes for so long.
+    pub fn set_read_timeout(&self, limit: Duration) -> io::Result<()> {
+        self.connection.stream.set_read_timeout(Some(limit))
     }
 
     /// Ends the sending direction.

@@ -1,0 +1,174 @@
+//! Many clients on few sockets, with the kernel counting the sockets.
+
+use std::time::Duration;
+
+use harness::load::{self, Mode, Plan};
+use harness::origin::nginx;
+use harness::{Daemon, Lab, eventually};
+
+use crate::support::{SOON, Service, listen};
+
+const TWO_PER_WORKER: &str = "prewarm = 2\nmax_idle = 2\nmax_connections = 2\n\
+                              max_waiting = 4096\nqueue_timeout = \"10s\"";
+
+/// A lab with nginx origins and a two-worker daemon in front of them.
+macro_rules! nginx_lab {
+    ($origins:expr, $pool:expr, $lab:ident, $servers:ident, $daemon:ident) => {
+        let $lab = Lab::new($origins).unwrap();
+        let $servers: Vec<_> = (0..$origins).map(|i| nginx::origin(&$lab, i).unwrap()).collect();
+        let service = Service { pool: $pool, workers: 2, ..Service::default() };
+        #[allow(unused_mut, reason = "some tests ask for the process, which needs it")]
+        let mut $daemon = Daemon::start(&$lab, &service.render(&$lab)).unwrap();
+    };
+}
+
+#[test]
+fn the_first_request_needs_no_handshake() {
+    nginx_lab!(4, "prewarm = 2", lab, _servers, daemon);
+    let (before, created) = (lab.origin_counters(), daemon.totals().unwrap().created);
+    let plan = Plan::echo(vec![listen(&lab)], 1, 1);
+    let report = load::run(&lab, &plan).unwrap();
+    assert_eq!((report.requests, report.error_count()), (1, 0));
+    assert_eq!(lab.origin_counters().since(&before).passive_opens(), 0);
+    assert_eq!(daemon.totals().unwrap().created, created);
+}
+
+#[test]
+fn warm_sockets_are_ready_when_the_daemon_says_so() {
+    nginx_lab!(2, "prewarm = 3", lab, _servers, daemon);
+    // Two workers, two origins, three each.
+    assert_eq!(daemon.totals().unwrap().idle, 12);
+    eventually(SOON, "the origins see them", || lab.origin_counters().established() == 12);
+}
+
+#[test]
+fn many_keep_alive_clients_share_sixteen_sockets() {
+    nginx_lab!(4, TWO_PER_WORKER, lab, _servers, daemon);
+    let before = lab.origin_counters();
+    let plan = Plan { mode: Mode::KeepAlive, ..Plan::echo(vec![listen(&lab)], 256, 10_000) };
+    let report = load::run(&lab, &plan).unwrap();
+    assert_eq!(
+        (report.requests, report.error_count(), report.crosstalk),
+        (10_000, 0, 0),
+        "{:?}\n{}",
+        report.errors,
+        daemon.log()
+    );
+    let after = lab.origin_counters();
+    assert!(after.since(&before).passive_opens() <= 4, "sockets were not kept");
+    assert!(after.established() <= 16, "{} sockets", after.established());
+    let rss = daemon.process().rss().unwrap();
+    assert!(rss < 30 << 20, "{rss} bytes of memory");
+}
+
+#[test]
+fn one_shot_clients_cost_no_more_than_the_pool() {
+    nginx_lab!(4, TWO_PER_WORKER, lab, _servers, daemon);
+    let before = lab.origin_counters();
+    let plan = Plan::echo(vec![listen(&lab)], 1, 20_000);
+    let report = load::run(&lab, &plan).unwrap();
+    assert_eq!((report.requests, report.error_count(), report.crosstalk), (20_000, 0, 0));
+    let after = lab.origin_counters().since(&before);
+    assert!(after.passive_opens() <= 2, "{} handshakes", after.passive_opens());
+    assert!(after.time_wait() <= 2, "{} in TIME_WAIT", after.time_wait());
+    // All but the first exchange of each socket.
+    let totals = daemon.totals().unwrap();
+    assert!(totals.reused >= 20_000 - totals.created, "{totals:?}");
+}
+
+#[test]
+fn large_bodies_arrive_whole_for_many_clients() {
+    nginx_lab!(2, TWO_PER_WORKER, lab, _servers, daemon);
+    for (path, length) in nginx::FILES {
+        for mode in [Mode::OneShot, Mode::OneShotClientCloses, Mode::KeepAlive] {
+            let plan = Plan {
+                mode,
+                path: path.into(),
+                body: Some(length),
+                ..Plan::echo(vec![listen(&lab)], 32, 300)
+            };
+            let report = load::run(&lab, &plan).unwrap();
+            assert_eq!(
+                (report.requests, report.error_count()),
+                (300, 0),
+                "{path} {mode:?}: {:?}\n{}",
+                report.errors,
+                daemon.log()
+            );
+        }
+    }
+}
+
+#[test]
+fn bodies_of_64_kb_do_not_wait_for_delayed_acknowledgements() {
+    nginx_lab!(1, TWO_PER_WORKER, lab, _servers, daemon);
+    let plan = Plan {
+        path: "/64k".into(),
+        body: Some(64 << 10),
+        mode: Mode::OneShotClientCloses,
+        ..Plan::echo(vec![listen(&lab)], 1, 500)
+    };
+    let report = load::run(&lab, &plan).unwrap();
+    assert_eq!((report.requests, report.error_count()), (500, 0));
+    // A delayed acknowledgement takes 40 ms. One client at a time leaves no queue to wait in, so
+    // the slowest percent is no slower than a few context switches on a busy machine.
+    assert!(report.p99_us < 30_000, "p99 {} us", report.p99_us);
+    drop(daemon);
+}
+
+#[test]
+fn a_cold_burst_keeps_to_the_cap_on_dials() {
+    let pool = "prewarm = 0\nmax_dials = 3\nmax_connections = 64";
+    let setup = Service { pool, ..Service::default() }.start(|peer| {
+        while let Some(request) = peer.request()? {
+            // The clients that came later must not find this socket free.
+            std::thread::sleep(Duration::from_millis(50));
+            peer.respond(format!("{} {}", peer.index(), request.target()))?;
+        }
+        Ok(())
+    });
+    let mut clients: Vec<_> = (0..100).map(|_| setup.client()).collect();
+    for client in &mut clients {
+        client.send("GET /x HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    }
+    for client in &mut clients {
+        assert!(client.response().unwrap().text().ends_with(" /x"));
+    }
+    assert!(setup.origin.accepted() <= 64, "{} sockets", setup.origin.accepted());
+}
+
+#[test]
+fn real_clients_work_unchanged() {
+    nginx_lab!(2, "prewarm = 1", lab, _servers, daemon);
+    let url = format!("http://{}", listen(&lab));
+    let limit = Duration::from_mins(1);
+    let run = |program: &str, arguments: &[&str], path: &str| {
+        lab.client(program)
+            .args(arguments)
+            .arg(format!("{url}{path}"))
+            .output(limit)
+            .unwrap()
+            .success()
+            .unwrap()
+    };
+    let body = run("curl", &["-sS", "--http1.0"], "/128");
+    assert_eq!(body.len(), 128);
+    let body = run("curl", &["-sS", "--compressed", "-H", "Expect: x"], "/64k");
+    assert_eq!(body.len(), 64 << 10);
+    let twice = format!("{url}/128");
+    assert_eq!(run("curl", &["-sS", &twice], "/128").len(), 256);
+
+    let report = run("ab", &["-q", "-n", "2000", "-c", "16"], "/128");
+    assert!(report.contains("Failed requests:        0"), "{report}");
+    assert!(!report.contains("Non-2xx"), "{report}");
+    let report = run("ab", &["-q", "-k", "-n", "2000", "-c", "16"], "/128");
+    assert!(report.contains("Failed requests:        0"), "{report}");
+    assert!(report.contains("Keep-Alive requests:    2000"), "{report}");
+    let report = run("wrk", &["-t1", "-c32", "-d1s"], "/64k");
+    assert!(!report.contains("Socket errors") && !report.contains("Non-2xx"), "{report}");
+
+    let script = "import sys, urllib.request as u\n\
+                  print(sum(len(u.urlopen(sys.argv[1]).read()) for _ in range(20)))";
+    assert_eq!(run("python3", &["-c", script], "/128").trim(), "2560");
+    drop(daemon);
+}
