@@ -214,14 +214,24 @@ impl Process {
         Ok(Duration::from_millis(ticks * 10))
     }
 
-    /// Resident memory, bytes.
+    /// Resident memory, bytes: all of it, the program's text too.
     pub fn rss(&self) -> Result<u64> {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// Resident memory of the program's own making, bytes: without the text, whose size is the
+    /// build's (a debug build has five times as much).
+    pub fn heap(&self) -> Result<u64> {
+        self.status_bytes("RssAnon:")
+    }
+
+    fn status_bytes(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
         let kb = status
             .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .find_map(|line| line.strip_prefix(field))
             .and_then(|value| value.trim().strip_suffix(" kB"))
-            .context("no VmRSS: the process has ended")?;
+            .with_context(|| format!("no {field} the process has ended"))?;
         Ok(kb.trim().parse::<u64>()? * 1024)
     }
 }

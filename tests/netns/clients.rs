@@ -105,13 +105,13 @@ fn a_client_that_never_reads_does_not_keep_its_lease() {
     // There is one connection only: this waits until the stalled client has lost it.
     assert_eq!(setup.serving(), 1);
     assert_eq!(setup.daemon.service().unwrap().clients_gone, 1);
-    let rss = setup_rss(setup);
-    assert!(rss < 30 << 20, "the daemon holds {rss} bytes for a client that does not read");
+    let heap = setup_heap(setup);
+    assert!(heap < 30 << 20, "the daemon holds {heap} bytes for a client that does not read");
     drop(stalled);
 }
 
-fn setup_rss(mut setup: Setup) -> u64 {
-    setup.daemon.process().rss().unwrap()
+fn setup_heap(mut setup: Setup) -> u64 {
+    setup.daemon.process().heap().unwrap()
 }
 
 #[test]
@@ -260,8 +260,8 @@ fn an_endless_head_does_not_fill_the_memory() {
             break;
         }
     }
-    let rss = setup.daemon.process().rss().unwrap();
-    assert!(rss < 40 << 20, "{rss} bytes");
+    let heap = setup.daemon.process().heap().unwrap();
+    assert!(heap < 40 << 20, "{heap} bytes");
 }
 
 #[test]
