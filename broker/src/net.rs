@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 use std::future::poll_fn;
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::task::{Context, Poll, ready};
@@ -105,15 +105,15 @@ impl Stream {
     /// Sends all bytes; gives up when the peer takes none of them for `stall`.
     pub async fn send_all(&self, mut bytes: &[u8], stall: Duration) -> io::Result<()> {
         while !bytes.is_empty() {
-            let sent = self.send(&[IoSlice::new(bytes)], stall).await?;
+            let sent = self.send(bytes, stall).await?;
             bytes = &bytes[sent..];
         }
         Ok(())
     }
 
-    /// Sends some of the bytes, from several places in one system call.
-    pub async fn send(&self, pieces: &[IoSlice<'_>], stall: Duration) -> io::Result<usize> {
-        match self.try_send(pieces) {
+    /// Sends some of the bytes; gives up when the peer takes none of them for `stall`.
+    pub async fn send(&self, bytes: &[u8], stall: Duration) -> io::Result<usize> {
+        match self.try_send(bytes) {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             result => return result,
         }
@@ -121,7 +121,7 @@ impl Stream {
         let writable = async {
             loop {
                 let mut guard = poll_fn(|cx| registration.poll_write_ready(cx)).await?;
-                match self.try_send(pieces) {
+                match self.try_send(bytes) {
                     Err(e) if e.kind() == ErrorKind::WouldBlock => guard.clear_ready(),
                     result => return result,
                 }
@@ -132,13 +132,11 @@ impl Stream {
             .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))
     }
 
-    fn try_send(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        let sent = retry_interrupted(|| match pieces {
-            // send(2) is cheaper than writev(2).
-            [piece] => (&self.socket).write(piece),
-            _ => (&self.socket).write_vectored(pieces),
-        })?;
-        if sent == 0 { Err(ErrorKind::WriteZero.into()) } else { Ok(sent) }
+    fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
+        match retry_interrupted(|| (&self.socket).write(bytes))? {
+            0 => Err(ErrorKind::WriteZero.into()),
+            sent => Ok(sent),
+        }
     }
 
     /// Waits until the connection is reset (or otherwise in error); an orderly end of the peer's

@@ -178,6 +178,12 @@ impl Pool {
         {
             return Ok(lease);
         }
+        // Boxed: the rare wait must not make every session's task larger.
+        Box::pin(self.queue(avoid)).await
+    }
+
+    async fn queue(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
+        let shared = &self.shared;
         let (place, handed_over) = shared.enqueue()?;
         shared.dial_for_waiters(avoid);
         let result = tokio::time::timeout(shared.config.queue_timeout, handed_over).await;

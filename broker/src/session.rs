@@ -79,7 +79,10 @@ pub async fn http1(context: &Context, pool: &Pool, client: Stream, affinity: Aff
         let exchanging = Exchanging { context, pool, client: &client, affinity };
         let after = match next {
             Next::Head(head) => exchanging.run(&mut inbox, &head, &mut kept).await,
-            Next::Tunnel(reason) => exchanging.tunnel(&mut inbox, reason, &mut kept).await,
+            // Boxed here and below: what is rare must not make every session's task larger.
+            Next::Tunnel(reason) => {
+                Box::pin(exchanging.tunnel(&mut inbox, reason, &mut kept)).await
+            }
             Next::Gone => After::Close,
         };
         if !matches!(after, After::NextRequest) || context.stop.is_raised() {

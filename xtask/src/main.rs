@@ -12,6 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use self::tools::{DIST, RELEASE};
+
 #[derive(Parser)]
 #[command(name = "cargo xtask", about, disable_help_subcommand = true)]
 struct Args {
@@ -63,11 +65,11 @@ const LAB: &[&str] = &["broker", "broker-tests"];
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Task::Setup { dry_run } => setup::run(dry_run),
-        Task::Build => tools::build_release(LAB),
-        Task::Demo(rest) => tools::exec(LAB, "broker-lab", "demo", &rest.args),
-        Task::Bench(rest) => tools::exec(LAB, "broker-lab", "bench", &rest.args),
-        Task::Stats(rest) => tools::exec(DAEMON, "broker", "stats", &rest.args),
-        Task::Observe(rest) => tools::exec(DAEMON, "broker", "observe", &rest.args),
+        Task::Build => tools::build(LAB, RELEASE),
+        Task::Demo(rest) => tools::exec(LAB, RELEASE, "broker-lab", "demo", &rest.args),
+        Task::Bench(rest) => tools::exec(LAB, DIST, "broker-lab", "bench", &rest.args),
+        Task::Stats(rest) => tools::exec(DAEMON, RELEASE, "broker", "stats", &rest.args),
+        Task::Observe(rest) => tools::exec(DAEMON, RELEASE, "broker", "observe", &rest.args),
         Task::Test => return check::run(check::all()),
         Task::Check => return check::run(check::checks()),
     };

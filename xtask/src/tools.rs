@@ -73,10 +73,16 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How the daemon is built where it only has to work.
+pub(crate) const RELEASE: &str = "release";
+
+/// How packagers build it, and what is measured; takes longer.
+pub(crate) const DIST: &str = "dist";
+
 /// Builds packages, optimised.
-pub(crate) fn build_release(packages: &[&str]) -> anyhow::Result<()> {
+pub(crate) fn build(packages: &[&str], profile: &str) -> anyhow::Result<()> {
     let mut build = cargo();
-    build.args(["build", "--release"]);
+    build.args(["build", "--profile", profile]);
     for package in packages {
         build.args(["--package", package]);
     }
@@ -86,12 +92,13 @@ pub(crate) fn build_release(packages: &[&str]) -> anyhow::Result<()> {
 /// Builds packages, then becomes a program of theirs.
 pub(crate) fn exec(
     packages: &[&str],
+    profile: &str,
     program: &str,
     command: &str,
     args: &[String],
 ) -> anyhow::Result<()> {
-    build_release(packages)?;
-    let program = target_dir().join("release").join(program);
+    build(packages, profile)?;
+    let program = target_dir().join(profile).join(program);
     let error = Command::new(&program).arg(command).args(args).exec();
     Err(error).with_context(|| format!("cannot run {}", program.display()))
 }

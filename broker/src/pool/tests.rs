@@ -160,11 +160,13 @@ fn prewarming_opens_what_is_asked_for_and_no_more() {
     });
 }
 
+/// What an origin does with an idle connection.
+type Act = fn(TcpStream);
+
 #[test]
 fn an_idle_socket_goes_at_once_when_the_origin_ends_resets_or_speaks() {
     run(async {
         let rig = Rig::new(1, Use::Reused, settings());
-        type Act = fn(TcpStream);
         let cases: [(Act, EvictReason); 3] = [
             (drop, EvictReason::IdleClosed),
             (
