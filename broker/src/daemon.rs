@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use crate::admin::{self, Health};
 use crate::clock;
 use crate::config::{Config, Route};
-use crate::datapath::kernel::{self, Kernel};
+use crate::datapath::kernel::{self, Kernel, KernelLog};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
 use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
 use crate::worker::{Shared, Stage, Worker};
@@ -29,7 +29,7 @@ const WATCH: Duration = Duration::from_millis(500);
 pub fn run(config: Config) -> anyhow::Result<()> {
     raise_descriptor_limit();
     let config = Arc::new(config);
-    let (datapath, no_kernel) = load_datapath(&config)?;
+    let Loaded { datapath, log, no_kernel } = load_datapath(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let control = Control {
         shared: Shared {
@@ -42,6 +42,9 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         ready: AtomicBool::new(false),
         stage: watch::Sender::new(Stage::Run),
     };
+    if let Some(log) = log {
+        runtime.spawn(log.forward());
+    }
     runtime.block_on(Arc::new(control).run())
 }
 
@@ -189,8 +192,17 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The kernel programs; without them only if no service needs them, and then with the reason.
-fn load_datapath(config: &Config) -> anyhow::Result<(Arc<dyn Datapath>, Option<String>)> {
+/// What became of the kernel programs.
+struct Loaded {
+    datapath: Arc<dyn Datapath>,
+    /// What the programs log.
+    log: Option<KernelLog>,
+    /// Why there are none.
+    no_kernel: Option<String>,
+}
+
+/// Loads the kernel programs; does without them only if no service needs them.
+fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
     let intercepting = config.services.iter().any(|s| !s.intercept.is_empty());
     let options = kernel::Options {
         intercept: intercepting.then(|| kernel::InterceptOptions {
@@ -200,14 +212,17 @@ fn load_datapath(config: &Config) -> anyhow::Result<(Arc<dyn Datapath>, Option<S
         ..kernel::Options::default()
     };
     match Kernel::load(&options) {
-        Ok(kernel) => Ok((Arc::new(kernel), None)),
+        Ok(mut kernel) => {
+            let log = kernel.take_log();
+            Ok(Loaded { datapath: Arc::new(kernel), log, no_kernel: None })
+        }
         Err(error) if intercepting => {
             Err(anyhow::Error::new(error).context("interception needs the kernel programs"))
         }
         Err(error) => {
             let reason = format!("{:#}", anyhow::Error::new(error));
             tracing::warn!(reason, "no kernel programs: listening only, nothing is counted");
-            Ok((Arc::new(Inert), Some(reason)))
+            Ok(Loaded { datapath: Arc::new(Inert), log: None, no_kernel: Some(reason) })
         }
     }
 }
