@@ -9,6 +9,7 @@ mod network;
 mod affinity;
 mod clients;
 mod counting;
+mod demonstration;
 mod failure;
 mod framing;
 mod idle;

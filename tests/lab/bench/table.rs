@@ -98,7 +98,7 @@ pub(super) fn render(rows: &[Row], targets: &[Target], runs: u32, colours: bool)
     let mut out = String::new();
     // Writing to a String cannot fail.
     let heading = format!(
-        "{:<18}{:<9}{:>9}  {:<BAR$}{:>9}{:>10}{:>10}{:>11}{:>11}{:>12}{:>8}",
+        "{:<20}{:<9}{:>9}  {:<BAR$}{:>9}{:>10}{:>10}{:>11}{:>11}{:>12}{:>8}",
         "", "", "req/s", "", "MB/s", "p50", "p99", "CPU proxy", "CPU all", "handshakes", "errors"
     );
     writeln!(out, "\n{}", paint(&heading, Tone::Faint, colours)).ok();
@@ -135,7 +135,7 @@ fn line(name: &str, row: &Row, best: f64, colours: bool) -> String {
     let peer_tone = if row.peer == Peer::Broker { Tone::Strong } else { Tone::Plain };
     let error_tone = if errors == 0 { Tone::Faint } else { Tone::Bad };
     format!(
-        "{name:<18}{}{rps:>9}  {}{:>9.1}{:>10}{:>10}{proxy:>11}{:>11}{handshakes:>12}{}\n",
+        "{name:<20}{}{rps:>9}  {}{:>9.1}{:>10}{:>10}{proxy:>11}{:>11}{handshakes:>12}{}\n",
         paint(&peer, peer_tone, colours),
         paint(&bar(row.rps / best.max(1e-9), BAR), peer_tone, colours),
         row.mb_per_s,
