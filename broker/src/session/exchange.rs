@@ -339,7 +339,12 @@ impl Exchanging<'_> {
             }
             verdict => lease.settle(verdict, exchange.origin_idle_timeout()),
         }
-        if self.send(tail).await.is_err() {
+        let sent = if persists {
+            self.send(tail).await
+        } else {
+            self.client.send_last(tail, self.context.timeouts.client_stall).await
+        };
+        if sent.is_err() {
             self.context.metrics.clients_gone.inc();
             After::Abort
         } else if persists {
