@@ -3,9 +3,12 @@
 
 use std::env::consts::ARCH;
 use std::io::{BufRead as _, BufReader};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
+
+use crate::setup::{self, Need};
 use crate::tools::{self, BPF_TARGET};
 
 /// One thing to run.
@@ -52,8 +55,10 @@ pub(crate) fn all() -> Vec<Step> {
     steps
 }
 
-/// Runs all steps, whatever becomes of those before.
-pub(crate) fn run(steps: Vec<Step>) -> ExitCode {
+/// Installs what is missing, then runs all steps, whatever becomes of those before.
+pub(crate) fn run(need: Need, steps: impl FnOnce() -> Vec<Step>) -> anyhow::Result<()> {
+    setup::ensure(need)?;
+    let steps = steps();
     let mut total = Duration::ZERO;
     let mut outcomes = Vec::new();
     for mut step in steps {
@@ -71,7 +76,8 @@ pub(crate) fn run(steps: Vec<Step>) -> ExitCode {
     let passed: u32 = outcomes.iter().map(|outcome| outcome.passed).sum();
     let failed: u32 = outcomes.iter().map(|outcome| outcome.failed).sum();
     println!("{passed} passed, {failed} failed");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    ensure!(failed == 0, "something failed: see above");
+    Ok(())
 }
 
 fn cargo(name: &'static str, args: &[&str]) -> Step {

@@ -12,7 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use self::tools::{DIST, RELEASE};
+use self::setup::Need;
+use self::tools::{Built, DIST, RELEASE};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about, disable_help_subcommand = true)]
@@ -56,22 +57,24 @@ struct Rest {
     args: Vec<String>,
 }
 
-/// What the statistics need.
-const DAEMON: &[&str] = &["broker"];
-
-/// What the demo and the benchmarks need: they start the daemon.
-const LAB: &[&str] = &["broker", "broker-tests"];
-
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Task::Setup { dry_run } => setup::run(dry_run),
-        Task::Build => tools::build(LAB, RELEASE),
-        Task::Demo(rest) => tools::exec(LAB, RELEASE, "broker-lab", "demo", &rest.args),
-        Task::Bench(rest) => tools::exec(LAB, DIST, "broker-lab", "bench", &rest.args),
-        Task::Stats(rest) => tools::exec(DAEMON, RELEASE, "broker", "stats", &rest.args),
-        Task::Observe(rest) => tools::exec(DAEMON, RELEASE, "broker", "observe", &rest.args),
-        Task::Test => return check::run(check::all()),
-        Task::Check => return check::run(check::checks()),
+        Task::Build => Built::lab(RELEASE).map(drop),
+        Task::Demo(rest) => {
+            Built::lab(RELEASE).and_then(|b| b.exec("broker-lab", "demo", &rest.args))
+        }
+        Task::Bench(rest) => {
+            Built::lab(DIST).and_then(|b| b.exec("broker-lab", "bench", &rest.args))
+        }
+        Task::Stats(rest) => {
+            Built::daemon(RELEASE).and_then(|b| b.exec("broker", "stats", &rest.args))
+        }
+        Task::Observe(rest) => {
+            Built::daemon(RELEASE).and_then(|b| b.exec("broker", "observe", &rest.args))
+        }
+        Task::Test => check::run(Need::Lab, check::all),
+        Task::Check => check::run(Need::Build, check::checks),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

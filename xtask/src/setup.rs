@@ -1,5 +1,8 @@
 //! `cargo xtask setup`: installs what is missing on a fresh machine, and says why.
 //!
+//! Every command that needs something calls it first. All it prints goes to standard error: what
+//! follows may be JSON.
+//!
 //! Tools go to the user's cache (`~/.cache/broker-build`), never into the tree. The system's
 //! packages need root; the rest does not.
 
@@ -30,15 +33,67 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("redis-server", "redis-server", "an origin with another protocol"),
 ];
 
-/// Installs what is missing.
+/// What has to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Whatever builds the daemon.
+    Build,
+    /// That, and the programs that tests, demo and benchmarks run.
+    Lab,
+}
+
+/// `cargo xtask setup`: installs what is missing, or only says so.
 pub(crate) fn run(dry_run: bool) -> anyhow::Result<()> {
-    let toolchain = Toolchain::find()?;
-    let mut missing = Vec::new();
-    let packages: Vec<_> =
-        PACKAGES.iter().filter(|(program, ..)| tools::find_program(program).is_none()).collect();
-    for (program, package, why) in &packages {
-        missing.push(format!("{program}, from the system's package {package}: {why}"));
+    if missing(Need::Lab)?.is_empty() {
+        eprintln!("Nothing is missing.");
+        return Ok(());
     }
+    if dry_run {
+        return say_what_is_missing(Need::Lab);
+    }
+    ensure(Need::Lab)?;
+    eprintln!("All set. Next: cargo xtask demo");
+    Ok(())
+}
+
+/// Installs what is missing; quick and silent if nothing is.
+pub(crate) fn ensure(need: Need) -> anyhow::Result<()> {
+    if missing(need)?.is_empty() {
+        return Ok(());
+    }
+    say_what_is_missing(need)?;
+    let packages: Vec<_> = missing_packages(need).map(|(_, package, _)| *package).collect();
+    if !packages.is_empty() {
+        install_packages(&packages)?;
+    }
+    let toolchain = Toolchain::find()?;
+    toolchain.install_core()?;
+    Linker::new(&toolchain)?.install()
+}
+
+fn say_what_is_missing(need: Need) -> anyhow::Result<()> {
+    eprintln!("Missing:");
+    for line in missing(need)? {
+        eprintln!("  {line}");
+    }
+    Ok(())
+}
+
+fn missing_packages(
+    need: Need,
+) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
+    let packages = if need == Need::Lab { PACKAGES } else { &[] };
+    packages.iter().filter(|(program, ..)| tools::find_program(program).is_none())
+}
+
+/// What is missing and what for, a line each.
+fn missing(need: Need) -> anyhow::Result<Vec<String>> {
+    let toolchain = Toolchain::find()?;
+    let mut missing: Vec<_> = missing_packages(need)
+        .map(|(program, package, why)| {
+            format!("{program}, from the system's package {package}: {why}")
+        })
+        .collect();
     if !toolchain.has_core() {
         missing.push("the sources of `core` (rust-src), to build it for BPF".into());
     }
@@ -49,30 +104,11 @@ pub(crate) fn run(dry_run: bool) -> anyhow::Result<()> {
             linker.root.display()
         ));
     }
-
-    if missing.is_empty() {
-        println!("Nothing is missing.");
-        return Ok(());
-    }
-    println!("Missing:");
-    for line in &missing {
-        println!("  {line}");
-    }
-    if dry_run {
-        return Ok(());
-    }
-    if !packages.is_empty() {
-        let names: Vec<_> = packages.iter().map(|(_, package, _)| *package).collect();
-        install_packages(&names)?;
-    }
-    toolchain.install_core()?;
-    linker.install()?;
-    println!("All set. Next: cargo xtask demo");
-    Ok(())
+    Ok(missing)
 }
 
 fn step(text: &str) {
-    println!("==> {text}");
+    eprintln!("==> {text}");
 }
 
 /// The Rust toolchain that builds the broker.
@@ -102,7 +138,7 @@ impl Toolchain {
         else {
             return Ok(());
         };
-        println!("{error:#}; Debian ships a compiler with `core` for BPF, trying that");
+        eprintln!("{error:#}; Debian ships a compiler with `core` for BPF, trying that");
         install_packages(&["rustc-web", "libstd-rust-web-dev-bpf"])
             .context("neither rust-src nor Debian's core for BPF can be installed")?;
         ensure!(debian_core().is_some(), "/usr/bin/rustc still has no core for {BPF_TARGET}");
@@ -210,7 +246,7 @@ impl Linker {
         let linker = self.root.join("bin/bpf-linker");
         let version = tools::output(Command::new(&linker).arg("--version"))
             .context("bpf-linker was built, but does not start")?;
-        println!("{version} is ready");
+        eprintln!("{version} is ready");
         Ok(())
     }
 }

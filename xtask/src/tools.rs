@@ -7,6 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
+use crate::setup::{self, Need};
+
 /// The target that kernel programs are built for.
 pub(crate) const BPF_TARGET: &str = "bpfel-unknown-none";
 
@@ -64,9 +66,12 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
 }
 
-/// Runs a command that prints for itself.
+/// Runs a command that prints for itself, to standard error.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
+    let status = command
+        .stdout(std::io::stderr())
+        .status()
+        .with_context(|| format!("cannot run {command:?}"))?;
     if !status.success() {
         bail!("{command:?} failed ({status})");
     }
@@ -79,26 +84,38 @@ pub(crate) const RELEASE: &str = "release";
 /// How packagers build it, and what is measured; takes longer.
 pub(crate) const DIST: &str = "dist";
 
-/// Builds packages, optimised.
-pub(crate) fn build(packages: &[&str], profile: &str) -> anyhow::Result<()> {
-    let mut build = cargo();
-    build.args(["build", "--profile", profile]);
-    for package in packages {
-        build.args(["--package", package]);
-    }
-    run(&mut build)
+/// Programs that have been built.
+pub(crate) struct Built {
+    profile: &'static str,
 }
 
-/// Builds packages, then becomes a program of theirs.
-pub(crate) fn exec(
-    packages: &[&str],
-    profile: &str,
-    program: &str,
-    command: &str,
-    args: &[String],
-) -> anyhow::Result<()> {
-    build(packages, profile)?;
-    let program = target_dir().join(profile).join(program);
-    let error = Command::new(&program).arg(command).args(args).exec();
-    Err(error).with_context(|| format!("cannot run {}", program.display()))
+impl Built {
+    /// The daemon.
+    pub(crate) fn daemon(profile: &'static str) -> anyhow::Result<Self> {
+        setup::ensure(Need::Build)?;
+        Self::packages(&["broker"], profile)
+    }
+
+    /// The lab and the daemon that it starts, with all that they run.
+    pub(crate) fn lab(profile: &'static str) -> anyhow::Result<Self> {
+        setup::ensure(Need::Lab)?;
+        Self::packages(&["broker", "broker-tests"], profile)
+    }
+
+    fn packages(packages: &[&str], profile: &'static str) -> anyhow::Result<Self> {
+        let mut build = cargo();
+        build.args(["build", "--profile", profile]);
+        for package in packages {
+            build.args(["--package", package]);
+        }
+        run(&mut build)?;
+        Ok(Self { profile })
+    }
+
+    /// Becomes one of the programs.
+    pub(crate) fn exec(self, program: &str, command: &str, args: &[String]) -> anyhow::Result<()> {
+        let program = target_dir().join(self.profile).join(program);
+        let error = Command::new(&program).arg(command).args(args).exec();
+        Err(error).with_context(|| format!("cannot run {}", program.display()))
+    }
 }
