@@ -160,7 +160,8 @@ pub struct PoolConfig {
     pub max_dials: usize,
     /// First pause after a failed dial; doubles with each further failure, with jitter.
     pub backoff_base: Duration,
-    /// Longest pause after failed dials.
+    /// Longest pause after failed dials. While no origin is reachable, clients wait that long at
+    /// most for the next try.
     pub backoff_max: Duration,
     /// TCP keepalive of origin sockets; `None` turns it off.
     pub keepalive: Option<Keepalive>,

@@ -90,15 +90,13 @@ impl Exchanging<'_> {
                     return self.fail(Failure::Refused(refusal), head).await;
                 }
             };
-            let exchange = RefCell::new(Exchange::new(head));
+            let mut exchange = Exchange::new(head);
             let mut buffer = self.context.buffers.large();
-            let request_len =
-                head.len + exchange.borrow_mut().request_body(&inbox.bytes()[head.len..]).take;
-            let whole = exchange.borrow().request_done();
+            let request_len = head.len + exchange.request_body(&inbox.bytes()[head.len..]).take;
+            let whole = exchange.request_done();
             let attempt = self
-                .attempt(inbox, request_len, head, &exchange, lease.stream(), &mut buffer)
+                .attempt(inbox, request_len, head, &mut exchange, lease.stream(), &mut buffer)
                 .await;
-            let exchange = exchange.into_inner();
             match attempt {
                 Attempt::Complete { tail, uploaded } => {
                     let tail = &buffer[..tail];
@@ -117,13 +115,15 @@ impl Exchanging<'_> {
                     let started = exchange.response_started();
                     // Repeating needs the whole request still in hand, an origin that has not
                     // answered any of it, and a request that may run twice or did not run.
-                    let repeatable = !started
+                    let repeat = !started
                         && whole
                         && failure == Failure::OriginFailed
-                        && (unseen || head.method.is_idempotent());
-                    failed_at = Some(lease.address());
-                    if repeatable && attempts_left > 0 && !kept.tied {
+                        && (unseen || head.method.is_idempotent())
+                        && attempts_left > 0
+                        && !kept.tied;
+                    if repeat {
                         lease.count_repeat();
+                        failed_at = Some(lease.address());
                     }
                     let reason = match failure {
                         Failure::OriginStalled => CloseReason::Timeout,
@@ -131,7 +131,7 @@ impl Exchanging<'_> {
                         _ => CloseReason::OriginError,
                     };
                     lease.settle(Verdict::Close(reason), None);
-                    if !repeatable || attempts_left == 0 || kept.tied {
+                    if !repeat {
                         self.context.metrics.origin_failed.inc();
                         return if started { After::Abort } else { self.fail(failure, head).await };
                     }
@@ -161,7 +161,7 @@ impl Exchanging<'_> {
         inbox: &mut Inbox,
         request_len: usize,
         head: &RequestHead,
-        exchange: &RefCell<Exchange>,
+        exchange: &mut Exchange,
         origin: &Stream,
         buffer: &mut Buffer,
     ) -> Attempt {
@@ -171,8 +171,10 @@ impl Exchanging<'_> {
             return Attempt::OriginFailed { failure: Failure::OriginFailed, unseen: sent == 0 };
         }
         self.context.metrics.request_bytes.add(request_len as u64);
+        // Shared by both directions where they run at once.
+        let exchange = RefCell::new(exchange);
         if exchange.borrow().request_done() {
-            let attempt = self.respond(exchange, origin, buffer, true).await;
+            let attempt = self.respond(&exchange, origin, buffer, true).await;
             if !matches!(attempt, Attempt::OriginFailed { .. }) {
                 inbox.consume(request_len);
             }
@@ -180,14 +182,14 @@ impl Exchanging<'_> {
         }
         // The rest of the body is not held: there is no repeating from here on.
         inbox.consume(request_len);
-        Box::pin(self.attempt_streaming(inbox, exchange, origin, buffer)).await
+        Box::pin(self.attempt_streaming(inbox, &exchange, origin, buffer)).await
     }
 
     /// Forwards the rest of the request body while the response may already be coming.
     async fn attempt_streaming(
         self,
         inbox: &mut Inbox,
-        exchange: &RefCell<Exchange>,
+        exchange: &RefCell<&mut Exchange>,
         origin: &Stream,
         buffer: &mut Buffer,
     ) -> Attempt {
@@ -211,7 +213,7 @@ impl Exchanging<'_> {
     async fn upload(
         self,
         inbox: &mut Inbox,
-        exchange: &RefCell<Exchange>,
+        exchange: &RefCell<&mut Exchange>,
         origin: &Stream,
     ) -> Upload {
         let timeouts = &self.context.timeouts;
@@ -240,7 +242,7 @@ impl Exchanging<'_> {
     /// Receives the response and forwards all of it but the last part.
     async fn respond(
         self,
-        exchange: &RefCell<Exchange>,
+        exchange: &RefCell<&mut Exchange>,
         origin: &Stream,
         buffer: &mut Buffer,
         watch_client: bool,

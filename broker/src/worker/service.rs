@@ -103,7 +103,8 @@ impl Service {
             return;
         };
         let serving = Serving::enter(self);
-        tokio::task::spawn_local(async move {
+        // Boxed, so that the runtime moves a pointer and not the whole session.
+        tokio::task::spawn_local(Box::pin(async move {
             let service = &serving.0;
             match service.protocol {
                 Protocol::Http1 { affinity } => {
@@ -113,7 +114,7 @@ impl Service {
                     session::opaque(&service.context, &pool, client, reuse).await;
                 }
             }
-        });
+        }));
     }
 
     /// The pool of the origin, or origins, that may serve this client.

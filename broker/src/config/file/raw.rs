@@ -94,7 +94,8 @@ pub(super) struct Pool {
     pub max_dials: Option<usize>,
     /// Default 50 ms: a restart of an origin takes about that long at least.
     pub backoff_base: Option<String>,
-    /// Default 5 s: a recovered origin is found again within that time.
+    /// Default 1 s: a recovered origin is found again within that time, and clients that come
+    /// while no origin is reachable wait no longer for the next try.
     pub backoff_max: Option<String>,
     /// Default 30 s / 10 s / 3: a silently dead peer is found within a minute, also through
     /// stateful firewalls that forget idle connections.

@@ -42,7 +42,7 @@ pub(super) fn pool(
     let backoff_base =
         check.duration("pool.backoff_base", raw.backoff_base.as_deref(), Duration::from_millis(50));
     // Raising the base alone is no mistake.
-    let backoff_max_default = Duration::from_secs(5).max(backoff_base);
+    let backoff_max_default = Duration::from_secs(1).max(backoff_base);
     let backoff_max =
         check.duration("pool.backoff_max", raw.backoff_max.as_deref(), backoff_max_default);
     if backoff_base > backoff_max {
