@@ -19,11 +19,15 @@ use crate::clock;
 use crate::config::{Config, Route};
 use crate::datapath::kernel::{self, Kernel, KernelLog};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
+use crate::net;
 use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
 use crate::worker::{Shared, Stage, Worker};
 
 /// How often the control thread looks whether a worker has died.
 const WATCH: Duration = Duration::from_millis(500);
+
+/// How long answers on the admin socket may take once everything else has ended.
+const ADMIN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the daemon until it is told to stop by SIGTERM, SIGINT or the admin socket.
 pub fn run(config: Config) -> anyhow::Result<()> {
@@ -65,7 +69,9 @@ impl Control {
         let admin = admin::bind(&config.admin_socket)?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
 
+        refuse_taken_addresses(config)?;
         let mut workers = Vec::new();
         for index in 0..config.workers.get() {
             workers.push(Worker::start(index, self.shared.clone(), self.stage.subscribe())?);
@@ -87,6 +93,9 @@ impl Control {
                 _ = terminate.recv() => self.drain_now(),
                 _ = interrupt.recv() => self.drain_now(),
                 () = &mut drain => {}
+                _ = hangup.recv() => {
+                    tracing::warn!("SIGHUP: the configuration is read at the start only; restart");
+                }
                 () = tokio::time::sleep(WATCH) => {
                     if workers.iter().any(Worker::is_finished) {
                         tracing::error!("a worker has died; stopping");
@@ -116,7 +125,10 @@ impl Control {
         }
         self.stage.send_replace(Stage::Quit);
         let joined: anyhow::Result<Vec<()>> = workers.into_iter().map(Worker::join).collect();
-        admin.await.context("admin server")??;
+        // A request that somebody never finishes must not keep the daemon from ending.
+        if let Ok(ended) = tokio::time::timeout(ADMIN_GRACE, admin).await {
+            ended.context("admin server")??;
+        }
         joined.map(drop)
     }
 
@@ -190,6 +202,18 @@ impl admin::Source for Control {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Workers share their listen addresses (`SO_REUSEPORT`), and the kernel would let another daemon
+/// of the same user join in and take a part of the clients. Nobody may be there before them.
+fn refuse_taken_addresses(config: &Config) -> anyhow::Result<()> {
+    for service in &config.services {
+        for &address in &service.listen {
+            net::bind(address, false, false)
+                .with_context(|| format!("service {:?}: listening on {address}", service.name))?;
+        }
+    }
+    Ok(())
 }
 
 /// What became of the kernel programs.

@@ -1,6 +1,6 @@
 //! Sockets: a stream that joins the event loop late, listeners, and dialling.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -31,13 +31,14 @@ pub struct Stream {
     // Declared before `socket`: it must leave the event loop before the descriptor is closed.
     registration: OnceCell<AsyncFd<RawFd>>,
     socket: TcpStream,
+    abort: Cell<bool>,
 }
 
 impl Stream {
     /// Wraps a connected socket that is already nonblocking.
     #[must_use]
     pub fn new(socket: TcpStream) -> Self {
-        Self { registration: OnceCell::new(), socket }
+        Self { registration: OnceCell::new(), socket, abort: Cell::new(false) }
     }
 
     fn registration(&self) -> io::Result<&AsyncFd<RawFd>> {
@@ -209,9 +210,10 @@ impl Stream {
         self.socket.shutdown(Shutdown::Write).ok();
     }
 
-    /// Makes the coming close a RST, so that the peer cannot take it for an orderly end.
-    pub fn abort_on_close(&self) {
-        SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).ok();
+    /// Whether dropping the stream resets the connection, so that the peer cannot take what it has
+    /// for all there is.
+    pub fn abort_on_close(&self, abort: bool) {
+        self.abort.set(abort);
     }
 
     /// Acknowledges at once what arrives from now on.
@@ -232,6 +234,14 @@ impl Stream {
     /// Our own address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.abort.get() {
+            SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).ok();
+        }
     }
 }
 
@@ -367,5 +377,10 @@ pub async fn dial(
     tokio::time::timeout(timeout, connected)
         .await
         .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))?;
+    // A dead origin of this host on an ephemeral port: TCP's simultaneous open has connected the
+    // socket to itself, and its client would read its own request.
+    if stream.local_addr()? == origin {
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
     Ok(stream)
 }

@@ -33,6 +33,7 @@ pub use lease::Lease;
 use self::backoff::Backoff;
 use self::connection::{Connection, IdleEvents};
 use self::idle::{IdleList, Life, Limits};
+use crate::boundary::{CloseReason, Verdict};
 use crate::clock;
 use crate::config::PoolConfig;
 use crate::datapath::Datapath;
@@ -178,8 +179,16 @@ impl Pool {
         {
             return Ok(lease);
         }
-        // Boxed: the rare wait must not make every session's task larger.
-        Box::pin(self.queue(avoid)).await
+        loop {
+            // Boxed: the rare wait must not make every session's task larger.
+            let mut lease = Box::pin(self.queue(avoid)).await?;
+            // Since the socket was handed over, other tasks have run, and bytes may have come.
+            if shared.usage == Use::Once || lease.is_silent() {
+                return Ok(lease);
+            }
+            lease.stream();
+            lease.settle(Verdict::Close(CloseReason::Unsolicited), None);
+        }
     }
 
     async fn queue(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {

@@ -2,7 +2,7 @@
 //! connections, and whatever could not be read with certainty.
 
 use std::cell::{Cell, RefCell};
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -11,7 +11,7 @@ use crate::boundary::opaque::Quiet;
 use crate::buffers::Buffers;
 use crate::clock;
 use crate::config::Timeouts;
-use crate::net::Stream;
+use crate::net::{Queue, Stream};
 use crate::stats::ServiceMetrics;
 
 /// How a tunnel ended.
@@ -19,9 +19,11 @@ use crate::stats::ServiceMetrics;
 pub enum TunnelEnd {
     /// Both sides have ended their stream, and everything was delivered.
     Closed,
-    /// The client has ended its stream in a state in which [`Quiet::holds`]; the origin was not
-    /// told.
+    /// The client has ended its stream, [`Quiet::holds`], and the origin has been silent for the
+    /// settle time. It was not told.
     Quiet,
+    /// [`Tunnel::ends_when_silent_for`] has passed.
+    Silent,
     /// The client's connection broke, or it stalled.
     ClientBroke,
     /// The origin's connection broke, or it stalled.
@@ -40,6 +42,11 @@ pub struct Tunnel<'a> {
     pub buffers: &'a Buffers,
     /// Counts the bytes.
     pub metrics: &'a ServiceMetrics,
+    /// Is kept up to date, and ends the tunnel once it holds and the origin has been silent for
+    /// that long.
+    pub quiet: Option<(&'a RefCell<Quiet>, Duration)>,
+    /// Ends the tunnel in order, where nobody else would.
+    pub ends_when_silent_for: Option<Duration>,
 }
 
 /// Which way bytes flow.
@@ -50,26 +57,26 @@ enum Direction {
 }
 
 /// What both directions of a tunnel know of each other.
-struct Shared<'a> {
+struct Shared {
     /// When a byte last moved in either direction.
     last_byte: Cell<Instant>,
     client_ended: Cell<bool>,
     origin_ended: Cell<bool>,
     one_ended: Notify,
-    quiet: Option<&'a RefCell<Quiet>>,
+    /// Bytes of the origin are on their way to the client.
+    delivering: Cell<bool>,
 }
 
 impl Tunnel<'_> {
     /// Moves bytes both ways, `first` of the client's before all others, until both sides have
-    /// ended their stream. One side's end is passed on at once (half-close). With `quiet`, that
-    /// is kept up to date, and the tunnel ends without telling the origin once it holds.
-    pub async fn run(&self, first: &[u8], quiet: Option<&RefCell<Quiet>>) -> TunnelEnd {
+    /// ended their stream. One side's end is passed on at once (half-close).
+    pub async fn run(&self, first: &[u8]) -> TunnelEnd {
         let shared = Shared {
             last_byte: Cell::new(clock::now()),
             client_ended: Cell::new(false),
             origin_ended: Cell::new(false),
             one_ended: Notify::new(),
-            quiet,
+            delivering: Cell::new(false),
         };
         let up = async {
             self.count(Direction::Up, first.len(), &shared);
@@ -79,13 +86,16 @@ impl Tunnel<'_> {
                 .map_err(|_broken| TunnelEnd::OriginBroke)?;
             self.copy(Direction::Up, &shared).await
         };
-        match tokio::try_join!(up, self.copy(Direction::Down, &shared)) {
-            Ok(_) => TunnelEnd::Closed,
-            Err(end) => end,
+        let both = async { tokio::try_join!(up, self.copy(Direction::Down, &shared)) };
+        tokio::select! {
+            biased;
+            result = both => result.err().unwrap_or(TunnelEnd::Closed),
+            // Also after it has ended its side, when nobody reads from it any more.
+            () = self.client.reset() => TunnelEnd::ClientBroke,
         }
     }
 
-    async fn copy(&self, direction: Direction, shared: &Shared<'_>) -> Result<(), TunnelEnd> {
+    async fn copy(&self, direction: Direction, shared: &Shared) -> Result<(), TunnelEnd> {
         let (from, to, from_broke, to_broke, stall) = match direction {
             Direction::Up => (
                 self.client,
@@ -103,7 +113,7 @@ impl Tunnel<'_> {
             ),
         };
         loop {
-            self.readable(from, shared).await.map_err(|_broken| from_broke)?;
+            self.readable(from, from_broke, shared).await?;
             let mut buffer = self.buffers.large();
             let n = match from.try_recv(&mut buffer) {
                 Ok(n) => n,
@@ -111,21 +121,23 @@ impl Tunnel<'_> {
                 Err(_) => return Err(from_broke),
             };
             if n == 0 {
-                return self.end(direction, shared);
+                return self.end(direction, shared).await;
             }
             self.count(direction, n, shared);
+            shared.delivering.set(direction == Direction::Down);
             to.send_all(&buffer[..n], stall).await.map_err(|_broken| to_broke)?;
+            shared.delivering.set(false);
             shared.last_byte.set(clock::now());
         }
     }
 
-    fn count(&self, direction: Direction, n: usize, shared: &Shared<'_>) {
+    fn count(&self, direction: Direction, n: usize, shared: &Shared) {
         shared.last_byte.set(clock::now());
         match direction {
             Direction::Up => self.metrics.request_bytes.add(n as u64),
             Direction::Down => self.metrics.response_bytes.add(n as u64),
         }
-        if let Some(quiet) = shared.quiet {
+        if let Some((quiet, _)) = self.quiet {
             match direction {
                 Direction::Up => quiet.borrow_mut().client_bytes(n),
                 Direction::Down => quiet.borrow_mut().origin_bytes(n),
@@ -134,21 +146,30 @@ impl Tunnel<'_> {
     }
 
     /// The stream that flows in `direction` has ended.
-    fn end(&self, direction: Direction, shared: &Shared<'_>) -> Result<(), TunnelEnd> {
+    async fn end(&self, direction: Direction, shared: &Shared) -> Result<(), TunnelEnd> {
         match direction {
             Direction::Up => {
                 shared.client_ended.set(true);
-                if let Some(quiet) = shared.quiet {
+                if let Some((quiet, settle)) = self.quiet {
                     quiet.borrow_mut().client_closed(true);
-                    if quiet.borrow().holds() {
-                        return Err(TunnelEnd::Quiet);
+                    // A client that has only ended its side may still wait for the rest of a
+                    // long answer: silence, not its end, tells that all has come.
+                    while quiet.borrow().holds() {
+                        let last_byte = shared.last_byte.get();
+                        tokio::time::sleep(settle).await;
+                        let silent = shared.last_byte.get() == last_byte
+                            && !shared.delivering.get()
+                            && self.origin.peek() == Queue::Empty;
+                        if silent {
+                            return Err(TunnelEnd::Quiet);
+                        }
                     }
                 }
                 self.origin.shutdown();
             }
             Direction::Down => {
                 shared.origin_ended.set(true);
-                if let Some(quiet) = shared.quiet {
+                if let Some((quiet, _)) = self.quiet {
                     quiet.borrow_mut().origin_closed();
                 }
                 self.client.shutdown();
@@ -159,19 +180,25 @@ impl Tunnel<'_> {
     }
 
     /// Waits for bytes from one side, as long as the tunnel as a whole is not idle for too long.
-    async fn readable(&self, from: &Stream, shared: &Shared<'_>) -> io::Result<()> {
+    async fn readable(
+        &self,
+        from: &Stream,
+        from_broke: TunnelEnd,
+        shared: &Shared,
+    ) -> Result<(), TunnelEnd> {
         loop {
             let limit = self.idle_limit(shared);
             let left = limit.saturating_sub(clock::now() - shared.last_byte.get());
             tokio::select! {
                 biased;
-                result = from.readable() => return result,
+                result = from.readable() => return result.map_err(|_broken| from_broke),
                 // A new limit holds.
                 () = shared.one_ended.notified() => {}
                 // The other direction may have moved bytes meanwhile.
                 () = tokio::time::sleep(left) => {
                     if clock::now() - shared.last_byte.get() >= limit {
-                        return Err(ErrorKind::TimedOut.into());
+                        let silent = self.ends_when_silent_for.is_some();
+                        return Err(if silent { TunnelEnd::Silent } else { from_broke });
                     }
                 }
             }
@@ -179,9 +206,11 @@ impl Tunnel<'_> {
     }
 
     /// A side that is left alone must not hold the other's socket for as long as a living tunnel.
-    fn idle_limit(&self, shared: &Shared<'_>) -> Duration {
+    fn idle_limit(&self, shared: &Shared) -> Duration {
         let timeouts = self.timeouts;
-        if shared.origin_ended.get() {
+        if let Some(silence) = self.ends_when_silent_for {
+            silence.min(timeouts.tunnel_idle)
+        } else if shared.origin_ended.get() {
             timeouts.client_stall.min(timeouts.tunnel_idle)
         } else if shared.client_ended.get() {
             timeouts.origin_stall.min(timeouts.tunnel_idle)

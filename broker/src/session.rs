@@ -24,7 +24,7 @@ use self::exchange::{After, Exchanging, Kept};
 use self::request::Next;
 use crate::buffers::{Buffers, Inbox};
 use crate::config::{Affinity, Timeouts};
-use crate::net::Stream;
+use crate::net::{Queue, Stream};
 use crate::pool::{Lease, Pool, Refusal};
 use crate::stats::ServiceMetrics;
 
@@ -77,6 +77,8 @@ pub async fn http1(context: &Context, pool: &Pool, client: Stream, affinity: Aff
     let after = loop {
         let next = request::next(context, &client, &mut inbox).await;
         let exchanging = Exchanging { context, pool, client: &client, affinity };
+        // If the daemon ends in the middle, the client must not take a part for the whole.
+        client.abort_on_close(!matches!(next, Next::Gone));
         let after = match next {
             Next::Head(head) => exchanging.run(&mut inbox, &head, &mut kept).await,
             // Boxed here and below: what is rare must not make every session's task larger.
@@ -85,22 +87,26 @@ pub async fn http1(context: &Context, pool: &Pool, client: Stream, affinity: Aff
             }
             Next::Gone => After::Close,
         };
+        client.abort_on_close(matches!(after, After::Abort));
         if !matches!(after, After::NextRequest) || context.stop.is_raised() {
             break after;
         }
     };
     kept.end();
-    match after {
+    let lingers = match after {
+        After::Abort => false,
+        After::Linger => true,
         // Stopping: the client has its whole response and finds out at its next request, as with
         // any server that ends an idle connection.
-        After::NextRequest | After::Close if inbox.is_empty() => {}
-        After::Abort => client.abort_on_close(),
-        After::NextRequest | After::Close | After::Linger => linger(&client, &mut inbox).await,
+        After::NextRequest | After::Close => !inbox.is_empty() || client.peek() == Queue::Bytes,
+    };
+    if lingers {
+        linger(&client, &mut inbox).await;
     }
 }
 
 /// Ends a connection on which the client may still be sending. Closing it with bytes unread would
-/// reset it, and the reset could overtake the response (RFC 9112 section 9.6).
+/// reset it, and throw away what of the response is not sent yet (RFC 9112 section 9.6).
 async fn linger(client: &Stream, inbox: &mut Inbox) {
     inbox.consume(inbox.bytes().len());
     client.shutdown();

@@ -132,7 +132,13 @@ async fn run(
         services.push(built);
     }
     // A client that comes now waits in the kernel's queue: the first one served finds warm sockets.
-    warm_up(&services).await;
+    tokio::select! {
+        () = warm_up(&services) => {}
+        stopping = stage.wait_for(|&stage| stage != Stage::Run) => {
+            stopping?;
+            return Ok(());
+        }
+    }
     let accepting: Vec<_> = listening
         .into_iter()
         .map(|(service, (listener, via))| {

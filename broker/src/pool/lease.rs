@@ -49,6 +49,12 @@ impl Lease {
         self.origin.address
     }
 
+    /// Whether it has served an exchange before this one.
+    #[must_use]
+    pub fn is_reused(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.life.exchanges > 0)
+    }
+
     /// Whether a new exchange may begin on a socket that stayed with its client in between.
     #[must_use]
     pub fn is_silent(&self) -> bool {

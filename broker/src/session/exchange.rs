@@ -22,6 +22,10 @@ const ATTEMPTS_MAX: usize = 3;
 /// response comes sooner, and costs no registration of the client's socket.
 const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
 
+/// How long a tunnel may be silent that nobody will end: its client has asked for the end, the
+/// origin was asked to go on, and where the response ends is not certain.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// What happens to the client's connection now.
 pub(super) enum After {
     /// It carries the next request.
@@ -95,7 +99,7 @@ impl Exchanging<'_> {
             let request_len = head.len + exchange.request_body(&inbox.bytes()[head.len..]).take;
             let whole = exchange.request_done();
             let attempt = self
-                .attempt(inbox, request_len, head, &mut exchange, lease.stream(), &mut buffer)
+                .attempt(inbox, request_len, head, &mut exchange, &mut lease, &mut buffer)
                 .await;
             match attempt {
                 Attempt::Complete { tail, uploaded } => {
@@ -104,7 +108,9 @@ impl Exchanging<'_> {
                 }
                 Attempt::Tunnel { tail } => {
                     let tail = &buffer[..tail];
-                    return Box::pin(self.upgraded(lease, inbox, &exchange, tail)).await;
+                    // The origin does not know that the client asked for the end.
+                    let silence = head.edit.as_ref().map(|_| SILENCE);
+                    return Box::pin(self.upgraded(lease, inbox, &exchange, tail, silence)).await;
                 }
                 Attempt::ClientGone => {
                     self.context.metrics.clients_gone.inc();
@@ -117,7 +123,7 @@ impl Exchanging<'_> {
                     // answered any of it, and a request that may run twice or did not run.
                     let repeat = !started
                         && whole
-                        && failure == Failure::OriginFailed
+                        && matches!(failure, Failure::OriginFailed | Failure::NoResponse)
                         && (unseen || head.method.is_idempotent())
                         && attempts_left > 0
                         && !kept.tied;
@@ -127,6 +133,7 @@ impl Exchanging<'_> {
                     }
                     let reason = match failure {
                         Failure::OriginStalled => CloseReason::Timeout,
+                        Failure::NoResponse => CloseReason::Unsolicited,
                         _ if started => CloseReason::Truncated,
                         _ => CloseReason::OriginError,
                     };
@@ -162,9 +169,11 @@ impl Exchanging<'_> {
         request_len: usize,
         head: &RequestHead,
         exchange: &mut Exchange,
-        origin: &Stream,
+        lease: &mut Lease,
         buffer: &mut Buffer,
     ) -> Attempt {
+        let reused = lease.is_reused();
+        let origin = lease.stream();
         let stall = self.context.timeouts.origin_stall;
         let request = &inbox.bytes()[..request_len];
         if let Err(sent) = send_request(origin, request, head, buffer, stall).await {
@@ -174,7 +183,7 @@ impl Exchanging<'_> {
         // Shared by both directions where they run at once.
         let exchange = RefCell::new(exchange);
         if exchange.borrow().request_done() {
-            let attempt = self.respond(&exchange, origin, buffer, true).await;
+            let attempt = self.respond(&exchange, origin, reused, buffer, true).await;
             if !matches!(attempt, Attempt::OriginFailed { .. }) {
                 inbox.consume(request_len);
             }
@@ -182,7 +191,7 @@ impl Exchanging<'_> {
         }
         // The rest of the body is not held: there is no repeating from here on.
         inbox.consume(request_len);
-        Box::pin(self.attempt_streaming(inbox, &exchange, origin, buffer)).await
+        Box::pin(self.attempt_streaming(inbox, &exchange, origin, reused, buffer)).await
     }
 
     /// Forwards the rest of the request body while the response may already be coming.
@@ -191,20 +200,28 @@ impl Exchanging<'_> {
         inbox: &mut Inbox,
         exchange: &RefCell<&mut Exchange>,
         origin: &Stream,
+        reused: bool,
         buffer: &mut Buffer,
     ) -> Attempt {
-        let mut respond = std::pin::pin!(self.respond(exchange, origin, buffer, false));
-        let attempt = tokio::select! {
+        let mut respond = std::pin::pin!(self.respond(exchange, origin, reused, buffer, false));
+        let (attempt, all) = tokio::select! {
             biased;
-            attempt = &mut respond => attempt,
+            attempt = &mut respond => (attempt, false),
             upload = self.upload(inbox, exchange, origin) => match upload {
-                Upload::Done => return respond.await,
-                Upload::Refused => respond.await,
-                Upload::ClientGone => Attempt::ClientGone,
+                Upload::ClientGone => (Attempt::ClientGone, false),
+                Upload::Done | Upload::Refused => {
+                    let attempt = tokio::select! {
+                        biased;
+                        attempt = respond => attempt,
+                        () = self.client.reset() => Attempt::ClientGone,
+                    };
+                    (attempt, matches!(upload, Upload::Done))
+                }
             },
+            () = self.client.reset() => (Attempt::ClientGone, false),
         };
         match attempt {
-            Attempt::Complete { tail, .. } => Attempt::Complete { tail, uploaded: false },
+            Attempt::Complete { tail, .. } => Attempt::Complete { tail, uploaded: all },
             other => other,
         }
     }
@@ -222,15 +239,26 @@ impl Exchanging<'_> {
                 tokio::time::timeout(timeouts.client_stall, self.client.recv(inbox.room())).await;
             match received {
                 Ok(Ok(n @ 1..)) => inbox.filled(n),
+                // The client owes nothing while the origin owes a 100, or while it gets an answer.
+                Err(_elapsed)
+                    if exchange.borrow().awaits_continue()
+                        || exchange.borrow().response_started() =>
+                {
+                    continue;
+                }
                 _ => return Upload::ClientGone,
             }
             let step = exchange.borrow_mut().request_body(inbox.bytes());
-            let sent = origin.send_all(&inbox.bytes()[..step.take], timeouts.origin_stall).await;
-            if sent.is_err() {
-                return Upload::Refused;
+            let mut left = step.take;
+            while left > 0 {
+                // Forgotten piece by piece: if this is cancelled, what is left was not sent.
+                let Ok(n) = origin.send(&inbox.bytes()[..left], timeouts.origin_stall).await else {
+                    return Upload::Refused;
+                };
+                inbox.consume(n);
+                left -= n;
+                self.context.metrics.request_bytes.add(n as u64);
             }
-            self.context.metrics.request_bytes.add(step.take as u64);
-            inbox.consume(step.take);
             // Chunks that cannot be read still go to the origin; it will say what it thinks of
             // them, and its socket is not used again.
             if step.state == Progress::Done {
@@ -244,6 +272,7 @@ impl Exchanging<'_> {
         self,
         exchange: &RefCell<&mut Exchange>,
         origin: &Stream,
+        reused: bool,
         buffer: &mut Buffer,
         watch_client: bool,
     ) -> Attempt {
@@ -262,6 +291,15 @@ impl Exchanging<'_> {
                         ResponseEnd::Done => Attempt::Complete { tail: 0, uploaded: true },
                         ResponseEnd::Truncated => failed(Failure::OriginFailed),
                     };
+                }
+                // Bytes that somebody else's exchange has left behind must reach nobody. Only what
+                // cannot be a response shows itself as such; on a new socket there is no such past.
+                Ok(n)
+                    if reused
+                        && !exchange.borrow().response_started()
+                        && !may_begin_response(&buffer[..n]) =>
+                {
+                    return failed(Failure::NoResponse);
                 }
                 Ok(n) => exchange.borrow_mut().response(&buffer[..n]),
                 Err(e) if e.kind() == ErrorKind::TimedOut => return failed(Failure::OriginStalled),
@@ -365,6 +403,7 @@ impl Exchanging<'_> {
         inbox: &mut Inbox,
         exchange: &Exchange,
         tail: &[u8],
+        ends_when_silent_for: Option<Duration>,
     ) -> After {
         self.context.metrics.exchanges.inc();
         if self.send(tail).await.is_err() {
@@ -372,7 +411,7 @@ impl Exchanging<'_> {
             lease.settle(Verdict::Close(CloseReason::ClientGone), None);
             return After::Abort;
         }
-        let end = self.pass(inbox, &mut lease).await;
+        let end = self.pass(inbox, &mut lease, ends_when_silent_for).await;
         lease.settle(exchange.verdict(), None);
         end
     }
@@ -392,24 +431,34 @@ impl Exchanging<'_> {
             }
         };
         self.context.metrics.exchanges.inc();
-        let end = self.pass(inbox, &mut lease).await;
+        // Whatever it is, it is no reason to hold a socket for as long as a tunnel may be idle.
+        let silence = self.context.timeouts.client_stall;
+        let end = self.pass(inbox, &mut lease, Some(silence)).await;
         lease.settle(Verdict::Close(reason), None);
         end
     }
 
-    async fn pass(self, inbox: &mut Inbox, lease: &mut Lease) -> After {
+    async fn pass(
+        self,
+        inbox: &mut Inbox,
+        lease: &mut Lease,
+        ends_when_silent_for: Option<Duration>,
+    ) -> After {
         let tunnel = Tunnel {
             client: self.client,
             origin: lease.stream(),
             timeouts: &self.context.timeouts,
             buffers: &self.context.buffers,
             metrics: &self.context.metrics,
+            quiet: None,
+            ends_when_silent_for,
         };
-        let end = tunnel.run(inbox.bytes(), None).await;
+        let end = tunnel.run(inbox.bytes()).await;
         inbox.consume(inbox.bytes().len());
         match end {
-            TunnelEnd::Closed | TunnelEnd::Quiet => After::Close,
+            TunnelEnd::Closed | TunnelEnd::Quiet | TunnelEnd::Silent => After::Close,
             TunnelEnd::ClientBroke => {
+                lease.stream().abort_on_close(true);
                 self.context.metrics.clients_gone.inc();
                 After::Abort
             }
@@ -483,4 +532,11 @@ fn edited<'a>(request: &'a [u8], edit: &Edit, scratch: &'a mut [u8]) -> (&'a [u8
     let (fits, rest) = after.split_at(after.len().min(scratch.len() - end));
     scratch[end..end + fits.len()].copy_from_slice(fits);
     (&scratch[..end + fits.len()], rest)
+}
+
+/// Whether these first bytes can be those of a status line (RFC 9112 section 4).
+fn may_begin_response(bytes: &[u8]) -> bool {
+    let expected = b"HTTP/1.";
+    let n = bytes.len().min(expected.len());
+    bytes[..n] == expected[..n]
 }

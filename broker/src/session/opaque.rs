@@ -1,14 +1,13 @@
 //! An opaque client: one origin socket for the whole connection.
 
 use std::cell::RefCell;
-use std::time::Duration;
 
 use super::{Context, NoLease, checkout};
 use crate::boundary::opaque::Quiet;
 use crate::boundary::{CloseReason, Verdict};
 use crate::config::OpaqueReuse;
-use crate::net::{Queue, Stream};
-use crate::pool::{Lease, Pool};
+use crate::net::Stream;
+use crate::pool::Pool;
 use crate::relay::{Tunnel, TunnelEnd};
 
 /// Serves an opaque client.
@@ -17,13 +16,15 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
         Ok(lease) => lease,
         Err(no_lease) => {
             // There are no words that every protocol understands: a reset is the clean error.
-            client.abort_on_close();
+            client.abort_on_close(true);
             if let NoLease::Refused(refusal) = no_lease {
                 tracing::debug!(?refusal, "opaque client refused");
             }
             return;
         }
     };
+    // Until both sides have ended in order, what the client has may be cut off.
+    client.abort_on_close(true);
     let quiet = RefCell::new(Quiet::default());
     let end = Tunnel {
         client: &client,
@@ -31,35 +32,30 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
         timeouts: &context.timeouts,
         buffers: &context.buffers,
         metrics: &context.metrics,
+        quiet: match reuse {
+            OpaqueReuse::Quiet { settle } => Some((&quiet, settle)),
+            OpaqueReuse::Never => None,
+        },
+        ends_when_silent_for: None,
     }
-    .run(&[], matches!(reuse, OpaqueReuse::Quiet { .. }).then_some(&quiet))
+    .run(&[])
     .await;
     context.metrics.exchanges.inc();
-    match end {
-        TunnelEnd::ClientBroke => context.metrics.clients_gone.inc(),
-        TunnelEnd::OriginBroke => {
-            // What the client has may be cut off; it must not look like an orderly end.
-            client.abort_on_close();
-            context.metrics.origin_failed.inc();
+    let verdict = match end {
+        TunnelEnd::Quiet if lease.is_silent() => Verdict::Return,
+        TunnelEnd::Quiet => Verdict::Close(CloseReason::Unsolicited),
+        TunnelEnd::Closed | TunnelEnd::Silent => Verdict::Close(CloseReason::NoBoundary),
+        TunnelEnd::ClientBroke => {
+            context.metrics.clients_gone.inc();
+            // Nor must the origin take a request that was cut off for a complete one.
+            lease.stream().abort_on_close(true);
+            Verdict::Close(CloseReason::ClientGone)
         }
-        TunnelEnd::Quiet | TunnelEnd::Closed => {}
-    }
-    // The client is done; the settle time is not its concern.
-    drop(client);
-    let verdict = match (end, reuse) {
-        (TunnelEnd::Quiet, OpaqueReuse::Quiet { settle }) => settled(&mut lease, settle).await,
-        (TunnelEnd::ClientBroke, _) => Verdict::Close(CloseReason::ClientGone),
-        (TunnelEnd::OriginBroke, _) => Verdict::Close(CloseReason::OriginError),
-        (TunnelEnd::Quiet | TunnelEnd::Closed, _) => Verdict::Close(CloseReason::NoBoundary),
+        TunnelEnd::OriginBroke => {
+            context.metrics.origin_failed.inc();
+            Verdict::Close(CloseReason::OriginError)
+        }
     };
+    client.abort_on_close(matches!(end, TunnelEnd::ClientBroke | TunnelEnd::OriginBroke));
     lease.settle(verdict, None);
-}
-
-/// Whether the socket stays silent for the settle time.
-async fn settled(lease: &mut Lease, settle: Duration) -> Verdict {
-    let origin = lease.stream();
-    match tokio::time::timeout(settle, origin.readable()).await {
-        Err(_elapsed) if origin.peek() == Queue::Empty => Verdict::Return,
-        _ => Verdict::Close(CloseReason::Unsolicited),
-    }
 }

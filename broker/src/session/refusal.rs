@@ -12,6 +12,8 @@ pub(super) enum Failure {
     Refused(Refusal),
     /// The origin ended or reset the connection before its response began.
     OriginFailed,
+    /// What the origin sent cannot be the beginning of a response.
+    NoResponse,
     /// The origin did not begin its response within `origin_stall`.
     OriginStalled,
 }
@@ -40,6 +42,11 @@ impl Failure {
                 "x-broker-unavailable: origin_failed",
                 "the origin ended the connection without a response",
             ),
+            Self::NoResponse => (
+                "502 Bad Gateway",
+                "x-broker-unavailable: no_response",
+                "the origin sent something that is not a response",
+            ),
             Self::OriginStalled => (
                 "504 Gateway Timeout",
                 "x-broker-unavailable: origin_stalled",
@@ -67,6 +74,7 @@ mod tests {
             (Failure::Refused(Refusal::QueueTimeout), "x-broker-overloaded: queue_timeout"),
             (Failure::Refused(Refusal::Unreachable), "x-broker-unavailable: unreachable"),
             (Failure::OriginFailed, "x-broker-unavailable: origin_failed"),
+            (Failure::NoResponse, "x-broker-unavailable: no_response"),
             (Failure::OriginStalled, "x-broker-unavailable: origin_stalled"),
         ];
         for (failure, header) in all {

@@ -21,8 +21,14 @@ pub(super) enum Next {
 /// Reads on until the inbox begins with a complete request head.
 pub(super) async fn next(context: &Context, client: &Stream, inbox: &mut Inbox) -> Next {
     let mut reader = RequestReader::default();
+    let mut begun = false;
     loop {
-        if !inbox.is_empty() {
+        // An empty line before a request is some old client's habit (RFC 9112 section 2.2).
+        while !begun && inbox.bytes().starts_with(b"\r\n") {
+            inbox.consume(2);
+        }
+        begun |= !matches!(inbox.bytes(), b"" | b"\r");
+        if begun {
             match reader.read(inbox.bytes()) {
                 RequestStep::Head(head) => return Next::Head(head),
                 RequestStep::Tunnel(reason) => return Next::Tunnel(reason),

@@ -98,7 +98,7 @@ impl Service {
         metrics.clients.inc();
         let Some(pool) = self.pool(&client, via, listener) else {
             // Nobody knows where it wanted to go: better a reset than the wrong origin.
-            client.abort_on_close();
+            client.abort_on_close(true);
             metrics.destination_unknown.inc();
             return;
         };

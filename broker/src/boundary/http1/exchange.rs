@@ -49,6 +49,11 @@ pub struct Exchange {
     origin_asked: bool,
     request_doubtful: bool,
     ties_to_client: bool,
+    /// The client asked for a 100, and none has come yet.
+    awaits_continue: bool,
+    /// The final response came instead of that 100. The origin may have left the body unread, and
+    /// take it for the next request if it was sent nevertheless (RFC 9110 section 10.1.1).
+    unconfirmed: bool,
     request: Body,
     response: Phase,
     head: HeadReader,
@@ -93,6 +98,8 @@ impl Exchange {
             origin_asked: head.origin_persists,
             request_doubtful: head.doubtful,
             ties_to_client: head.connection_auth,
+            awaits_continue: head.expects_continue,
+            unconfirmed: false,
             request: Body::new(head.framing),
             response: Phase::Head,
             head: HeadReader::default(),
@@ -133,6 +140,12 @@ impl Exchange {
     #[must_use]
     pub fn request_done(&self) -> bool {
         self.request.is_done()
+    }
+
+    /// Whether the client may be waiting for a 100 before it sends the rest of its request.
+    #[must_use]
+    pub fn awaits_continue(&self) -> bool {
+        self.awaits_continue
     }
 
     /// Reads bytes from the origin.
@@ -227,7 +240,7 @@ impl Exchange {
             && !self.ended;
         [
             (self.unsolicited, CloseReason::Unsolicited),
-            (self.early || !self.request_done(), CloseReason::EarlyResponse),
+            (self.early || self.unconfirmed || !self.request_done(), CloseReason::EarlyResponse),
             (self.response_doubtful, CloseReason::AmbiguousResponse),
             (answer.until_close, CloseReason::BodyUntilClose),
             (self.request_doubtful, CloseReason::AmbiguousRequest),
@@ -291,9 +304,11 @@ impl Exchange {
         if let 100..=199 = head.status {
             let known = matches!(head.status, 100 | 102 | 103);
             self.response_doubtful |= !known || has_body;
+            self.awaits_continue &= head.status != 100;
             let tunnel = head.status == 101;
             return Ok(if tunnel { Phase::Tunnel(CloseReason::Tunnel) } else { Phase::Head });
         }
+        self.unconfirmed = std::mem::take(&mut self.awaits_continue);
         let mut answer = Answer {
             status: head.status,
             persists: head.fields.connection.persists(head.version),

@@ -12,13 +12,16 @@ pub(super) struct Ambiguous;
 
 /// What the fields of one head say.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 pub(super) struct Fields {
     content_length: Option<u64>,
     chunked: bool,
     pub(super) connection: Connection,
     /// Names an authentication that belongs to the connection (NTLM, Negotiate).
     pub(super) connection_auth: bool,
-    /// `Expect` with something other than `100-continue`.
+    /// `Expect: 100-continue`.
+    pub(super) expects_continue: bool,
+    /// `Expect` with something else.
     pub(super) odd_expect: bool,
     /// `Keep-Alive: timeout=`, the shortest if there are several.
     pub(super) idle_timeout: Option<Duration>,
@@ -76,7 +79,9 @@ impl Fields {
         let is = |lower: &str| name.eq_ignore_ascii_case(lower.as_bytes());
         match name.len() {
             6 if is("expect") => {
-                self.odd_expect |= !value.eq_ignore_ascii_case(b"100-continue");
+                let expects_continue = value.eq_ignore_ascii_case(b"100-continue");
+                self.expects_continue |= expects_continue;
+                self.odd_expect |= !expects_continue;
             }
             10 if is("connection") => self.connection.read(raw, at + name.len() + 1)?,
             10 if is("keep-alive") => self.keep_alive(value),

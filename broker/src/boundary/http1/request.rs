@@ -56,8 +56,10 @@ pub struct RequestHead {
     pub edit: Option<Edit>,
     /// Whether the origin, which sees the edited head, is asked to keep its connection open.
     pub origin_persists: bool,
-    /// The framing is plain, but origins are known that get it wrong: a body with a safe method
-    /// (RFC 9110 section 9.3.1 warns of it), or an unknown `Expect`. The request is forwarded like
+    /// Asks for a 100 before it sends its body (RFC 9110 section 10.1.1).
+    pub expects_continue: bool,
+    /// The framing is plain, but origins are known that get it wrong: a body with a safe method or
+    /// with DELETE (RFC 9110 sections 9.3.1 and 9.3.5 warn of it), or an unknown `Expect`. The request is forwarded like
     /// any other; its socket is not reused.
     pub doubtful: bool,
     /// Carries credentials that authenticate the connection instead of the request.
@@ -144,7 +146,9 @@ impl RequestReader {
             client_persists,
             origin_persists: client_persists || edit.is_some(),
             edit,
-            doubtful: (method.is_safe() && has_body) || self.fields.odd_expect,
+            expects_continue: self.fields.expects_continue && has_body,
+            doubtful: ((method.is_safe() || method == Method::Delete) && has_body)
+                || self.fields.odd_expect,
             connection_auth: self.fields.connection_auth,
         })
     }

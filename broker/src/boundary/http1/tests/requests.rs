@@ -289,7 +289,7 @@ fn persistence_and_its_edit() {
 fn doubts_and_credentials() {
     for (bytes, doubtful, connection_auth) in [
         ("POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", false, false),
-        ("DELETE / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", false, false),
+        ("DELETE / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", true, false),
         ("GET / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", false, false),
         ("GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", true, false),
         ("HEAD / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", true, false),
