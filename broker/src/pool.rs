@@ -120,7 +120,7 @@ struct Waiter {
 }
 
 impl Pool {
-    /// A pool for `origins`. Must be called on the worker's `LocalSet`.
+    /// A pool for `origins`. Must be called where local tasks can be spawned.
     #[must_use]
     pub fn new(
         config: PoolConfig,

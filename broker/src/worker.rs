@@ -73,9 +73,10 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name(format!("worker-{index}"))
             .spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                let local = tokio::task::LocalSet::new();
-                local.block_on(&runtime, run(index, shared, stage, report))
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build_local(tokio::runtime::LocalOptions::default())?;
+                runtime.block_on(run(index, shared, stage, report))
             })
             .context("starting a worker thread")?;
         Ok(Self { thread, ready })
