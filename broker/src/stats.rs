@@ -164,7 +164,8 @@ impl EvictReason {
 pub struct OriginMetrics {
     /// Connections dialled successfully.
     pub created: Counter,
-    /// Exchanges (or opaque connections) served by a socket that was idle before.
+    /// Exchanges (or opaque connections) served by a socket that had served another one before;
+    /// the first one on a pre-warmed socket is not among them.
     pub reused: Counter,
     /// Leases that went back to the pool.
     pub returned: Counter,
