@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,6 +35,24 @@ impl Daemon {
 
     /// The same in a cgroup of the caller's.
     pub fn start_as(lab: &Lab, cgroup: &Cgroup, config: &str) -> Result<Self> {
+        let mut daemon = Self::spawn_as(lab, cgroup, config)?;
+        let mut answer = Ok(String::new());
+        within(PATIENCE, || {
+            answer = daemon.request("GET", "/v1/health");
+            answer.is_ok() || !daemon.process.is_running()
+        });
+        answer.with_context(|| {
+            format!("the daemon is not ready\n{}\n{config}", daemon.process.stderr())
+        })?;
+        Ok(daemon)
+    }
+
+    /// Starts the daemon without waiting for anything: it may never become ready.
+    pub fn spawn(lab: &Lab, config: &str) -> Result<Self> {
+        Self::spawn_as(lab, &lab.proxy_cgroup, config)
+    }
+
+    fn spawn_as(lab: &Lab, cgroup: &Cgroup, config: &str) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("broker-").tempdir_in(lab.directory())?.keep();
         let (file, admin) = (directory.join("broker.toml"), directory.join("admin.sock"));
@@ -46,16 +64,12 @@ impl Daemon {
             .netns(&lab.host)
             .cgroup(cgroup)
             .spawn()?;
-        let mut daemon = Self { process, admin };
-        let mut answer = Ok(String::new());
-        within(PATIENCE, || {
-            answer = daemon.request("GET", "/v1/health");
-            answer.is_ok() || !daemon.process.is_running()
-        });
-        answer.with_context(|| {
-            format!("the daemon is not ready\n{}\n{config}", daemon.process.stderr())
-        })?;
-        Ok(daemon)
+        Ok(Self { process, admin })
+    }
+
+    /// A connection to its admin socket, for whatever is not a request.
+    pub fn admin(&self) -> io::Result<UnixStream> {
+        UnixStream::connect(&self.admin)
     }
 
     /// The process, for signals, memory and processor time.
@@ -100,7 +114,7 @@ impl Daemon {
 
     /// A request to the admin socket; the body of its response.
     pub fn request(&self, method: &str, path: &str) -> Result<String> {
-        let mut socket = UnixStream::connect(&self.admin)?;
+        let mut socket = self.admin()?;
         socket.set_read_timeout(Some(PATIENCE))?;
         write!(
             socket,

@@ -12,6 +12,7 @@ mod counting;
 mod demonstration;
 mod failure;
 mod framing;
+mod hostile;
 mod idle;
 mod intercept;
 mod kernel;

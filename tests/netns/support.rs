@@ -23,6 +23,8 @@ pub(crate) struct Setup {
 /// The configuration of one service called `web` that listens on the host: one worker and no
 /// pre-warming unless told otherwise, so that a test knows which origin connection is used when.
 pub(crate) struct Service<'a> {
+    /// Keys of the daemon.
+    pub(crate) daemon: &'a str,
     /// The service's own keys.
     pub(crate) keys: &'a str,
     /// Keys of its pool.
@@ -34,15 +36,21 @@ pub(crate) struct Service<'a> {
 
 impl Default for Service<'_> {
     fn default() -> Self {
-        Self { keys: "protocol = \"http1\"", pool: "prewarm = 0", timeouts: "", workers: 1 }
+        Self {
+            daemon: "",
+            keys: "protocol = \"http1\"",
+            pool: "prewarm = 0",
+            timeouts: "",
+            workers: 1,
+        }
     }
 }
 
 impl Service<'_> {
     pub(crate) fn render(&self, lab: &Lab) -> String {
-        let Self { keys, pool, timeouts, workers } = self;
+        let Self { daemon, keys, pool, timeouts, workers } = self;
         format!(
-            "workers = {workers}\n[[service]]\nname = \"web\"\nlisten = [\"{}\"]\norigins = {}\n\
+            "{daemon}\nworkers = {workers}\n[[service]]\nname = \"web\"\nlisten = [\"{}\"]\norigins = {}\n\
              {keys}\n[service.pool]\n{pool}\n[service.timeouts]\n{timeouts}\n",
             listen(lab),
             addresses(&lab.all_origins())

@@ -1,0 +1,449 @@
+//! Clients, origins and operators that do what nobody should, at the worst moment.
+
+use std::io::{self, ErrorKind, Write as _};
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use harness::client::PATIENCE;
+use harness::origin::scripted::Peer;
+use harness::{Client, Daemon, Lab, eventually};
+use nix::sys::signal::Signal;
+
+use crate::support::{SOON, Service, Setup};
+
+const ONE_SOCKET: &str = "prewarm = 0\nmax_connections = 1\nqueue_timeout = \"2s\"";
+const SHORT_STALL: &str = "client_stall = \"300ms\"";
+const UPGRADE: &str =
+    "GET /tunnel HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n";
+const SWITCHING: &str =
+    "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n";
+
+/// What the test tells a script, once: the script waits for it.
+struct Cue(Mutex<mpsc::Receiver<()>>);
+
+impl Cue {
+    fn new() -> (mpsc::Sender<()>, Self) {
+        let (give, wait) = mpsc::channel();
+        (give, Self(Mutex::new(wait)))
+    }
+
+    /// Until it is given, or the test is over.
+    fn wait(&self) {
+        self.0.lock().unwrap().recv_timeout(PATIENCE * 2).ok();
+    }
+}
+
+/// Bytes that tell their own position.
+fn numbered(from: usize, length: usize) -> Vec<u8> {
+    (from..from + length).map(|i| (i / 8).to_le_bytes()[i % 8]).collect()
+}
+
+/// Sends numbered bytes until nobody takes any more, and tells how many.
+fn fill(client: &Client) -> usize {
+    client.stream().set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut sent = 0;
+    loop {
+        match client.stream().write(&numbered(sent, 64 << 10)) {
+            Ok(n) => sent += n,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+            Err(e) => panic!("after {sent} bytes: {e}"),
+        }
+        assert!(sent < 256 << 20, "the windows never fill");
+    }
+    client.stream().set_write_timeout(Some(PATIENCE)).unwrap();
+    sent
+}
+
+/// Expects the connection to end by a reset, after whatever is left to read.
+#[track_caller]
+fn assert_reset(client: &mut Client) {
+    let end = client.to_end().expect_err("an end in good order");
+    let kind = end.downcast_ref::<io::Error>().map(io::Error::kind);
+    assert_eq!(kind, Some(ErrorKind::ConnectionReset), "{end:#}");
+}
+
+#[test]
+fn late_bytes_of_a_client_do_not_cost_it_its_response() {
+    let post = "POST /late HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: 2\r\n\r\n\
+                hi";
+    for (late, length) in [("\r\n", 10), ("\r\njunk", 10), (post, 10), (post, 300_000)] {
+        let (go, cue) = Cue::new();
+        let setup = Setup::http(move |peer| {
+            while peer.request()?.is_some() {
+                cue.wait();
+                peer.respond("x".repeat(length))?;
+            }
+            Ok(())
+        });
+        let mut client = setup.client();
+        client.send(post).unwrap();
+        eventually(SOON, "the request is at the origin", || {
+            setup.origin.received_count("POST") == 1
+        });
+        client.send(late).unwrap();
+        go.send(()).unwrap();
+        let response = client.response().unwrap();
+        assert_eq!(response.body.len(), length, "after {late:?}");
+        let rest = client.to_end().expect("an end in good order");
+        assert!(rest.is_empty(), "{:?} after {late:?}", String::from_utf8_lossy(&rest));
+        assert_eq!(setup.origin.received_count("POST"), 1, "the client had asked for the end");
+    }
+}
+
+/// Has an idle socket answer `junk`, in pieces, to requests that new clients send.
+#[track_caller]
+fn check_stale_socket(junk: &'static [&'static str]) {
+    for (request, status) in [
+        ("GET /mine HTTP/1.1\r\nHost: test\r\n\r\n", 200),
+        ("POST /mine HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\nhi", 502),
+    ] {
+        let setup = Setup::http(move |peer| {
+            while let Some(request) = peer.request()? {
+                if peer.index() > 0 || request.target() == "/probe" {
+                    peer.respond(format!("{} {}", peer.index(), request.target()))?;
+                    continue;
+                }
+                for piece in junk {
+                    peer.send(piece)?;
+                    // Each in a segment of its own.
+                    thread::sleep(Duration::from_millis(20));
+                }
+                return peer.wait_closed();
+            }
+            Ok(())
+        });
+        assert_eq!(setup.serving(), 0);
+        setup.idle(1);
+        let mut client = setup.client();
+        client.send(request).unwrap();
+        let response = client.response().unwrap_or_else(|e| panic!("after {junk:?}: {e:#}"));
+        assert_eq!(response.status, status, "after {junk:?}: {}", response.head);
+        assert!(!response.text().contains(&junk.concat()), "{}", response.text());
+        let totals = setup.settled();
+        // Whatever may have been executed is not repeated.
+        assert_eq!(totals.retried, u64::from(status == 200));
+        assert_eq!(setup.origin.received_count("/mine"), if status == 200 { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn what_is_no_response_on_a_reused_socket_reaches_nobody() {
+    check_stale_socket(&["somebody else's secret"]);
+    check_stale_socket(&["somebody", " else's secret"]);
+    check_stale_socket(&["okHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]);
+    check_stale_socket(&["HTTX"]);
+    check_stale_socket(&["\0\0\0\0\0\0\0\0"]);
+}
+
+/// Sends a request with a body that the origin takes for the next request, and expects the socket
+/// to be closed.
+#[track_caller]
+fn check_unread_body(headers: &str, response: &'static str) {
+    const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nHost: test\r\n\r\n";
+    let setup = Setup::http(move |peer| {
+        let mut is_poisoned = false;
+        while let Some(head) = peer.head()? {
+            if head.contains("/case") {
+                peer.send(response)?;
+                // Read as a request whose answer is ready when the next one comes.
+                peer.take(HIDDEN.len())?;
+                is_poisoned = true;
+            } else if is_poisoned {
+                peer.respond("the answer to /hidden")?;
+            } else {
+                peer.respond(format!("{} /probe", peer.index()))?;
+            }
+        }
+        Ok(())
+    });
+    let mut client = setup.client();
+    client
+        .send(format!("{headers}Host: test\r\nContent-Length: {}\r\n\r\n{HIDDEN}", HIDDEN.len()))
+        .unwrap();
+    client.response().unwrap();
+    drop(client);
+    setup.settled();
+    assert_eq!(setup.serving(), 1, "after {headers:?}");
+}
+
+#[test]
+fn a_body_sent_against_a_refused_expectation_is_not_the_next_request() {
+    for response in [
+        "HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno",
+    ] {
+        check_unread_body("POST /case HTTP/1.1\r\nExpect: 100-continue\r\n", response);
+    }
+}
+
+#[test]
+fn a_body_that_an_origin_may_ignore_is_not_the_next_request() {
+    for method in ["GET", "DELETE"] {
+        check_unread_body(
+            &format!("{method} /case HTTP/1.1\r\n"),
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        );
+    }
+}
+
+#[test]
+fn a_half_sent_request_to_the_admin_socket_does_not_keep_the_daemon() {
+    for begun in ["", "GET /v1/snap", "GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"] {
+        let mut setup = Setup::http(Peer::serve);
+        let mut admin = setup.daemon.admin().unwrap();
+        admin.write_all(begun.as_bytes()).unwrap();
+        // Connections are accepted in order: the one above is now known.
+        setup.daemon.snapshot().unwrap();
+        setup.daemon.process().signal(Signal::SIGTERM).unwrap();
+        let status = setup.daemon.process().wait(SOON).unwrap();
+        assert!(status.success(), "{status} after {begun:?}\n{}", setup.daemon.log());
+    }
+}
+
+#[test]
+fn an_upload_that_becomes_a_tunnel_arrives_once() {
+    let (go, cue) = Cue::new();
+    let setup = Setup::http(move |peer| {
+        peer.head()?;
+        cue.wait();
+        peer.send(SWITCHING)?;
+        peer.wait_closed()
+    });
+    let mut client = setup.client();
+    let head = "POST / HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: x\r\n\
+                Content-Length: 1000000000\r\n\r\n";
+    client.send(head).unwrap();
+    let sent = fill(&client);
+    go.send(()).unwrap();
+    assert_eq!(client.take(SWITCHING.len()).unwrap(), SWITCHING.as_bytes());
+    let more = 1 << 20;
+    client.send(numbered(sent, more)).unwrap();
+    client.half_close().unwrap();
+    assert_eq!(client.to_end().unwrap(), b"", "the origin ends once it has everything");
+    let received = setup.origin.connection(0).received();
+    let received = &received[received.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4..];
+    let expected = numbered(0, sent + more);
+    let difference = received.iter().zip(&expected).position(|(got, sent)| got != sent);
+    assert_eq!((received.len(), difference), (expected.len(), None));
+}
+
+#[test]
+fn a_client_that_wants_the_end_gets_it_although_the_response_has_none() {
+    let response = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok";
+    for request in [
+        "GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n",
+        "GET / HTTP/1.0\r\nHost: test\r\n\r\n",
+    ] {
+        let setup = Setup::http(move |peer| {
+            peer.request()?;
+            // A client that goes by the first length would have its response now.
+            peer.send(response)?;
+            peer.wait_closed()
+        });
+        let mut client = setup.client();
+        client.send(request).unwrap();
+        assert_eq!(client.take(response.len()).unwrap(), response.as_bytes());
+        assert!(client.is_closed_within(SOON).unwrap(), "{request:?}");
+        setup.settled();
+    }
+}
+
+#[test]
+fn a_client_of_a_quiet_service_that_half_closes_gets_the_whole_response() {
+    const LENGTH: usize = 8 << 20;
+    let setup = Service {
+        keys: "protocol = \"opaque\"\nreuse = \"quiet\"\nsettle_time = \"300ms\"",
+        ..Service::default()
+    }
+    .start(|peer| {
+        while peer.read_some()?.is_some() {
+            peer.send(numbered(0, LENGTH))?;
+        }
+        Ok(())
+    });
+    let mut client = setup.client();
+    client.send("give\n").unwrap();
+    let first = client.take(1).unwrap();
+    client.half_close().unwrap();
+    let rest = client.to_end().unwrap();
+    assert_eq!(rest.len(), LENGTH - 1);
+    assert!([first, rest].concat() == numbered(0, LENGTH), "other bytes");
+}
+
+#[test]
+fn a_reset_during_or_after_an_upload_ends_the_lease() {
+    // Of so many bytes this many are sent; the origin of the last client reads none of them.
+    for (length, sent) in
+        [(10, Some(10)), (200_000, Some(200_000)), (200_000, Some(100_000)), (1 << 30, None)]
+    {
+        let (_end, cue) = Cue::new();
+        let setup = Setup::http(move |peer| {
+            peer.head()?;
+            if sent.is_some() {
+                return peer.wait_closed();
+            }
+            cue.wait();
+            Ok(())
+        });
+        let mut client = setup.client();
+        let head = format!("POST / HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+        client.send(&head).unwrap();
+        client.send(vec![b'x'; sent.unwrap_or(0)]).unwrap();
+        eventually(SOON, "the bytes are at the origin", || {
+            setup.origin.accepted() > 0
+                && setup.origin.connection(0).received().len() >= head.len() + sent.unwrap_or(0)
+        });
+        if sent.is_none() {
+            fill(&client);
+        }
+        client.reset().unwrap();
+        setup.settled();
+    }
+}
+
+#[test]
+fn a_reset_after_half_closing_a_tunnel_ends_the_lease() {
+    let (_end, cue) = Cue::new();
+    let (ended, half_closed) = mpsc::channel();
+    let setup = Setup::http(move |peer| {
+        peer.head()?;
+        peer.send(SWITCHING)?;
+        peer.wait_closed()?;
+        ended.send(()).ok();
+        cue.wait();
+        Ok(())
+    });
+    let mut client = setup.client();
+    client.send(UPGRADE).unwrap();
+    client.take(SWITCHING.len()).unwrap();
+    client.half_close().unwrap();
+    half_closed.recv_timeout(SOON).expect("the origin hears of it");
+    client.reset().unwrap();
+    setup.settled();
+}
+
+#[test]
+fn a_client_that_waits_for_the_go_ahead_does_not_stall() {
+    let setup = Service { timeouts: SHORT_STALL, ..Service::default() }.start(|peer| {
+        peer.head()?;
+        thread::sleep(Duration::from_secs(1));
+        peer.send("HTTP/1.1 100 Continue\r\n\r\n")?;
+        peer.take(4)?;
+        peer.respond("thanks")
+    });
+    let mut client = setup.client();
+    client
+        .send("POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n")
+        .unwrap();
+    assert_eq!(client.head().unwrap().status, 100);
+    client.send("body").unwrap();
+    assert_eq!(client.response().unwrap().text(), "thanks");
+}
+
+#[test]
+fn a_client_that_listens_in_the_middle_of_its_upload_does_not_stall() {
+    let setup = Service { timeouts: SHORT_STALL, ..Service::default() }.start(|peer| {
+        peer.head()?;
+        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+        for _ in 0..10 {
+            peer.send("4\r\ntick\r\n")?;
+            thread::sleep(Duration::from_millis(100));
+        }
+        peer.send("0\r\n\r\n")
+    });
+    let mut client = setup.client();
+    client
+        .send("POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        .unwrap();
+    assert_eq!(client.response().unwrap().text(), "tick".repeat(10));
+}
+
+#[test]
+fn an_empty_line_before_a_request_is_ignored() {
+    let setup = Service { pool: ONE_SOCKET, ..Service::default() }.start(Peer::serve);
+    let mut client = setup.client();
+    client.send("\r\nGET /first HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    assert_eq!(client.response().unwrap().text(), "0 /first");
+    // After a body it is an old client's habit.
+    client.send("POST /p HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\nhi\r\n").unwrap();
+    assert_eq!(client.response().unwrap().text(), "0 /p");
+    setup.idle(1);
+    client.dribble("\r\nGET /last HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    assert_eq!(client.response().unwrap().text(), "0 /last");
+}
+
+#[test]
+fn a_client_that_sends_only_empty_lines_holds_no_socket() {
+    let setup = Service { pool: ONE_SOCKET, ..Service::default() }.start(Peer::serve);
+    let mut empty = setup.client();
+    empty.send("\r\n").unwrap();
+    // It would wait in vain for the only socket.
+    assert_eq!(setup.serving(), 0);
+    setup.idle(1);
+    assert_eq!(empty.get("/after").unwrap().text(), "0 /after");
+}
+
+#[test]
+fn a_response_that_a_stop_cuts_short_does_not_end_in_good_order() {
+    for keys in ["protocol = \"http1\"", "protocol = \"opaque\""] {
+        let daemon = "drain_timeout = \"300ms\"";
+        let begun = "HTTP/1.1 200 OK\r\n\r\nbegun";
+        let mut setup = Service { daemon, keys, ..Service::default() }.start(move |peer| {
+            peer.head()?;
+            peer.send(begun)?;
+            peer.wait_closed()
+        });
+        let mut client = setup.client();
+        client.send("GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+        assert_eq!(client.take(begun.len()).unwrap(), begun.as_bytes());
+        setup.daemon.process().signal(Signal::SIGTERM).unwrap();
+        assert_reset(&mut client);
+        assert!(setup.daemon.process().wait(SOON).unwrap().success(), "{}", setup.daemon.log());
+    }
+}
+
+#[test]
+fn a_reset_by_the_client_of_a_tunnel_is_one_for_the_origin() {
+    for (keys, opening) in [("protocol = \"opaque\"", "hello"), ("protocol = \"http1\"", UPGRADE)] {
+        let (ended, end) = mpsc::channel();
+        let setup = Service { keys, ..Service::default() }.start(move |peer| {
+            peer.read_some()?;
+            peer.send(SWITCHING)?;
+            ended.send(peer.wait_closed().map_err(|e| e.kind())).ok();
+            Ok(())
+        });
+        let mut client = setup.client();
+        client.send(opening).unwrap();
+        client.take(SWITCHING.len()).unwrap();
+        client.reset().unwrap();
+        let how = end.recv_timeout(SOON).expect("the origin's connection ends");
+        assert_eq!(how, Err(ErrorKind::ConnectionReset), "{keys}");
+        setup.settled();
+    }
+}
+
+#[test]
+fn a_daemon_that_still_warms_up_can_be_stopped() {
+    let lab = Lab::new(1).unwrap();
+    // Handshakes go where nobody answers, not even that nobody is there.
+    let nobody = format!("neigh add {} lladdr 02:00:00:00:00:01 dev origins", lab.origin_ip(0));
+    lab.host.ip(&[&nobody]).unwrap();
+    let service = Service { pool: "prewarm = 2\nconnect_timeout = \"60s\"", ..Service::default() };
+    let before = lab.host_counters();
+    let mut daemon = Daemon::spawn(&lab, &service.render(&lab)).unwrap();
+    eventually(SOON, "the daemon dials", || lab.host_counters().since(&before).active_opens() > 0);
+    daemon.process().signal(Signal::SIGTERM).unwrap();
+    let status = daemon.process().wait(SOON).unwrap();
+    assert!(status.success(), "{status}\n{}", daemon.log());
+}
+
+#[test]
+fn a_second_daemon_does_not_share_the_address_of_the_first() {
+    let setup = Setup::http(Peer::serve);
+    let mut second = Daemon::spawn(&setup.lab, &Service::default().render(&setup.lab)).unwrap();
+    let status = second.process().wait(SOON).expect("it refuses to start");
+    assert!(!status.success());
+    assert!(second.log().contains(&setup.listen.to_string()), "{}", second.log());
+    setup.serving();
+}
