@@ -277,11 +277,13 @@ impl Exchanging<'_> {
         watch_client: bool,
     ) -> Attempt {
         let failed = |failure| Attempt::OriginFailed { failure, unseen: false };
+        // Bytes at the buffer's front that are too few to be judged.
+        let mut held = 0;
         loop {
             if exchange.borrow().response_started() {
                 origin.quick_ack();
             }
-            let received = match self.receive(origin, buffer, watch_client).await {
+            let received = match self.receive(origin, &mut buffer[held..], watch_client).await {
                 Ok(received) => received,
                 Err(ClientGone) => return Attempt::ClientGone,
             };
@@ -294,12 +296,15 @@ impl Exchanging<'_> {
                 }
                 // Bytes that somebody else's exchange has left behind must reach nobody. Only what
                 // cannot be a response shows itself as such; on a new socket there is no such past.
-                Ok(n)
-                    if reused
-                        && !exchange.borrow().response_started()
-                        && !may_begin_response(&buffer[..n]) =>
-                {
-                    return failed(Failure::NoResponse);
+                Ok(n) if reused && !exchange.borrow().response_started() => {
+                    held += n;
+                    if !may_begin_response(&buffer[..held]) {
+                        return failed(Failure::NoResponse);
+                    }
+                    if held < RESPONSE_BEGINS.len() {
+                        continue;
+                    }
+                    exchange.borrow_mut().response(&buffer[..std::mem::take(&mut held)])
                 }
                 Ok(n) => exchange.borrow_mut().response(&buffer[..n]),
                 Err(e) if e.kind() == ErrorKind::TimedOut => return failed(Failure::OriginStalled),
@@ -324,7 +329,7 @@ impl Exchanging<'_> {
     async fn receive(
         self,
         origin: &Stream,
-        buffer: &mut Buffer,
+        buffer: &mut [u8],
         watch_client: bool,
     ) -> Result<std::io::Result<usize>, ClientGone> {
         let mut receive = std::pin::pin!(origin.recv(buffer));
@@ -534,9 +539,11 @@ fn edited<'a>(request: &'a [u8], edit: &Edit, scratch: &'a mut [u8]) -> (&'a [u8
     (&scratch[..end + fits.len()], rest)
 }
 
-/// Whether these first bytes can be those of a status line (RFC 9112 section 4).
+/// How every status line begins (RFC 9112 section 4).
+const RESPONSE_BEGINS: &[u8] = b"HTTP/1.";
+
+/// Whether these first bytes can be those of a status line.
 fn may_begin_response(bytes: &[u8]) -> bool {
-    let expected = b"HTTP/1.";
-    let n = bytes.len().min(expected.len());
-    bytes[..n] == expected[..n]
+    let n = bytes.len().min(RESPONSE_BEGINS.len());
+    bytes[..n] == RESPONSE_BEGINS[..n]
 }
