@@ -167,7 +167,9 @@ fn an_origin_timeout_shorter_than_ours_costs_no_request() {
         Ok(())
     });
     let (mut succeeded, mut failed) = (0, 0);
-    for turn in 0..600_u64 {
+    // Ten seconds by default; ask for more to look for what is rarer.
+    let turns = std::env::var("IDLE_TIMEOUT_TRIES").map_or(600, |n| n.parse().unwrap());
+    for turn in 0..turns {
         // Around the critical moment, from 13 to 17 ms.
         thread::sleep(Duration::from_micros(13_000 + turn * 619 % 4000));
         if turn % 2 == 0 {
@@ -181,10 +183,12 @@ fn an_origin_timeout_shorter_than_ours_costs_no_request() {
             _ => failed += 1,
         }
     }
-    assert_eq!(succeeded + failed, 300);
+    let posts = usize::try_from(turns / 2).unwrap();
+    assert_eq!(succeeded + failed, posts);
     let executed = executed.load(Ordering::Relaxed);
     // A failed one may or may not have run; none ran twice.
-    assert!((succeeded..=300).contains(&executed), "{succeeded} succeeded, {executed} ran");
+    assert!((succeeded..=posts).contains(&executed), "{succeeded} succeeded, {executed} ran");
+    eprintln!("{posts} POSTs: {succeeded} succeeded, {executed} ran");
 }
 
 #[test]
