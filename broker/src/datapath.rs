@@ -6,7 +6,7 @@
 pub mod kernel;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::config::Intercept;
@@ -175,10 +175,4 @@ impl Datapath for Inert {
     fn counters(&self) -> anyhow::Result<KernelCounters> {
         Ok(KernelCounters::default())
     }
-}
-
-/// Whether an address belongs to this host's loopback.
-#[must_use]
-pub fn is_loopback(address: IpAddr) -> bool {
-    address.to_canonical().is_loopback()
 }

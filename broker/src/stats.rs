@@ -9,7 +9,7 @@ pub mod host;
 mod registry;
 mod snapshot;
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub use histogram::Histogram;
 pub use registry::{Registry, ServiceRecords};
@@ -43,33 +43,17 @@ impl Counter {
 
 /// A number that goes up and down.
 #[derive(Debug, Default)]
-pub struct Gauge(AtomicI64);
+pub struct Gauge(AtomicU64);
 
 impl Gauge {
     /// Sets the value.
     pub fn set(&self, n: usize) {
-        self.0.store(i64::try_from(n).unwrap_or(i64::MAX), Relaxed);
+        self.0.store(n as u64, Relaxed);
     }
 
-    /// Adds one until the guard is dropped.
-    pub fn enter(self: &std::sync::Arc<Self>) -> GaugeGuard {
-        self.0.fetch_add(1, Relaxed);
-        GaugeGuard(std::sync::Arc::clone(self))
-    }
-
-    /// The current value; a moment's negative race reads as 0.
+    /// The current value.
     pub fn get(&self) -> u64 {
-        u64::try_from(self.0.load(Relaxed)).unwrap_or(0)
-    }
-}
-
-/// Keeps a [`Gauge`] raised by one.
-#[derive(Debug)]
-pub struct GaugeGuard(std::sync::Arc<Gauge>);
-
-impl Drop for GaugeGuard {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Relaxed);
+        self.0.load(Relaxed)
     }
 }
 
