@@ -154,18 +154,23 @@ fn an_http_1_0_client_that_asks_for_keep_alive_gets_its_answers() {
     assert_eq!(setup.serving(), 0);
 }
 
-#[test]
-fn an_early_response_is_forwarded_and_the_socket_closed() {
-    let setup = Setup::http(|peer| {
+/// An origin that answers a POST as soon as it has its head, and keeps the connection.
+fn refuses_bodies(response: &'static str) -> Setup {
+    Setup::http(move |peer| {
         while let Some(head) = peer.head()? {
             if head.starts_with("POST") {
-                peer.send("HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")?;
+                peer.send(response)?;
             } else {
                 peer.respond(format!("{} /probe", peer.index()))?;
             }
         }
         Ok(())
-    });
+    })
+}
+
+#[test]
+fn an_early_response_is_forwarded_and_the_socket_closed() {
+    let setup = refuses_bodies("HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno");
     let mut client = setup.client();
     client
         .send("POST /upload HTTP/1.1\r\nHost: test\r\nContent-Length: 1000000\r\n\r\npartial")
@@ -180,16 +185,7 @@ fn an_early_response_is_forwarded_and_the_socket_closed() {
 
 #[test]
 fn a_refused_expectation_closes_the_socket() {
-    let setup = Setup::http(|peer| {
-        while let Some(head) = peer.head()? {
-            if head.contains("Expect") {
-                peer.send("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n")?;
-            } else {
-                peer.respond(format!("{} /probe", peer.index()))?;
-            }
-        }
-        Ok(())
-    });
+    let setup = refuses_bodies("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n");
     let mut client = setup.client();
     client
         .send("POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n")
