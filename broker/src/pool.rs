@@ -181,12 +181,11 @@ impl Pool {
         }
         loop {
             // Boxed: the rare wait must not make every session's task larger.
-            let mut lease = Box::pin(self.queue(avoid)).await?;
+            let lease = Box::pin(self.queue(avoid)).await?;
             // Since the socket was handed over, other tasks have run, and bytes may have come.
             if shared.usage == Use::Once || lease.is_silent() {
                 return Ok(lease);
             }
-            lease.stream();
             lease.settle(Verdict::Close(CloseReason::Unsolicited), None);
         }
     }

@@ -124,9 +124,13 @@ impl Tunnel<'_> {
                 return self.end(direction, shared).await;
             }
             self.count(direction, n, shared);
-            shared.delivering.set(direction == Direction::Down);
+            if direction == Direction::Down {
+                shared.delivering.set(true);
+            }
             to.send_all(&buffer[..n], stall).await.map_err(|_broken| to_broke)?;
-            shared.delivering.set(false);
+            if direction == Direction::Down {
+                shared.delivering.set(false);
+            }
             shared.last_byte.set(clock::now());
         }
     }

@@ -150,16 +150,15 @@ impl Exchanging<'_> {
 
     /// The socket that the client kept, or one from the pool.
     async fn lease(self, kept: &mut Kept, failed_at: Option<SocketAddr>) -> Result<Lease, NoLease> {
-        match kept.lease.take() {
+        if let Some(lease) = kept.lease.take() {
             // A tied socket must not be replaced silently: the client believes that it is
             // authenticated. On a dead one, the exchange fails by itself.
-            Some(lease) if kept.tied || lease.is_silent() => Ok(lease),
-            Some(lease) => {
-                lease.settle(Verdict::Close(CloseReason::OriginError), None);
-                checkout(self.context, self.pool, self.client, failed_at).await
+            if kept.tied || lease.is_silent() {
+                return Ok(lease);
             }
-            None => checkout(self.context, self.pool, self.client, failed_at).await,
+            lease.settle(Verdict::Close(CloseReason::OriginError), None);
         }
+        checkout(self.context, self.pool, self.client, failed_at).await
     }
 
     /// Sends the request and receives the response, but for its last part.
