@@ -1,3 +1,4 @@
+mod agreement;
 mod check;
 mod exchanges;
 mod requests;

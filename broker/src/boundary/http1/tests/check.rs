@@ -1,9 +1,11 @@
 //! Plays byte streams as a session would and asserts what must hold for any bytes in any cut.
 //! Shared by the property tests and the fuzz targets.
 
+use broker_ebpf::scan::{scan_request, scan_response};
+
 use super::{
-    BodyStep, CloseReason, Exchange, HEAD_BYTES_MAX, Progress, RequestHead, RequestReader,
-    RequestStep, ResponseEnd, ResponseStep, Verdict,
+    BodyStep, CloseReason, Exchange, Framing, HEAD_BYTES_MAX, Method, Progress, RequestHead,
+    RequestReader, RequestStep, ResponseEnd, ResponseStep, Verdict,
 };
 
 /// What was found in a client's stream, with offsets into it.
@@ -179,6 +181,69 @@ impl Play {
         }
         assert!(self.exchange.response_started() || !self.exchange.final_head_seen());
     }
+}
+
+/// A message that the kernel takes for a plain request is one here, and nothing of it is left over.
+/// Its head, if it is plain.
+pub(crate) fn plain_request(message: &[u8]) -> Option<RequestHead> {
+    let plain = scan_request(message).ok()?;
+    let RequestStep::Head(head) = RequestReader::default().read(message) else {
+        panic!("no head: {}", message.escape_ascii());
+    };
+    let case = || format!("{head:?} of {}", message.escape_ascii());
+    assert_eq!(head.len, plain.head_len as usize, "{}", case());
+    let body = message.len() - head.len;
+    assert!(
+        head.framing == Framing::Length(body as u64)
+            || (head.framing == Framing::None && body == 0),
+        "{}",
+        case()
+    );
+    assert!(head.edit.is_none() && head.client_persists && head.origin_persists, "{}", case());
+    assert!(!head.doubtful && !head.connection_auth && !head.expects_continue, "{}", case());
+    assert_eq!(head.method == Method::Head, plain.head_only, "{}", case());
+    assert_eq!(head.method.is_idempotent(), plain.idempotent, "{}", case());
+    Some(head)
+}
+
+/// A response that the kernel takes for plain ends here where it says, not a byte sooner, and
+/// leaves the socket clean. `request` is a plain one, `head` its head; the response starts with
+/// `start`, the rest is made up. How long it is, if it is plain.
+pub(crate) fn plain_response(
+    request: &[u8],
+    head: &RequestHead,
+    start: &[u8],
+    limit: u32,
+) -> Option<usize> {
+    let plain = scan_response(start, head.method == Method::Head, limit).ok()?;
+    assert!(plain.total <= limit);
+    let total = plain.total as usize;
+    let mut response = start.to_vec();
+    response.resize(total, b'\n');
+    let case = || format!("{plain:?}: {}", response.escape_ascii());
+    for cut in [0, total - 1] {
+        let mut exchange = Exchange::new(head);
+        assert!(exchange.request_done() || !request[head.len..].is_empty());
+        exchange.request_body(&request[head.len..]);
+        let step = exchange.response(&response[..cut]);
+        assert_eq!(step, ResponseStep { forward: cut, state: Progress::More }, "{}", case());
+        let step = exchange.response(&response[cut..]);
+        assert_eq!(
+            step,
+            ResponseStep { forward: total - cut, state: Progress::Done },
+            "{}",
+            case()
+        );
+        assert_eq!(exchange.verdict(), Verdict::Return, "{}", case());
+        assert!(exchange.client_persists(), "{}", case());
+        assert_eq!(exchange.status(), Some(plain.status), "{}", case());
+        let idle_s = exchange.origin_idle_timeout().map_or(0, |timeout| timeout.as_secs());
+        assert_eq!(idle_s, u64::from(plain.origin_idle_s), "{}", case());
+        // What comes after it is nobody's.
+        assert_eq!(exchange.response(b"H").forward, 0, "{}", case());
+        assert_ne!(exchange.verdict(), Verdict::Return, "{}", case());
+    }
+    Some(total)
 }
 
 /// The ends of the pieces, in order, the last being `len`.

@@ -75,14 +75,14 @@ fn response() -> impl Strategy<Value = Message> {
 
 /// Small damage of the kinds that desynchronise.
 #[derive(Clone, Debug)]
-enum Damage {
+pub(super) enum Damage {
     Set(u8),
     Insert(&'static [u8]),
     Remove(usize),
     Repeat(usize),
 }
 
-fn damage() -> impl Strategy<Value = Vec<(Index, Damage)>> {
+pub(super) fn damage() -> impl Strategy<Value = Vec<(Index, Damage)>> {
     let byte = select(b"\r\n\0\t :;,0159afx\x0b\x7f\x80".to_vec());
     let piece = select(vec![
         &b"\r\n"[..],
@@ -106,7 +106,7 @@ fn damage() -> impl Strategy<Value = Vec<(Index, Damage)>> {
     vec((any::<Index>(), one), 0..4)
 }
 
-fn damaged(mut bytes: Vec<u8>, damage: &[(Index, Damage)]) -> Vec<u8> {
+pub(super) fn damaged(mut bytes: Vec<u8>, damage: &[(Index, Damage)]) -> Vec<u8> {
     for (index, damage) in damage {
         let at = index.index(bytes.len() + 1);
         match damage {
