@@ -1,4 +1,5 @@
-//! A client's stream is cut into the same requests however it arrives.
+//! A client's stream is cut into the same requests however it arrives, and the kernel's scanner
+//! agrees.
 //!
 //! The first three bytes choose where it is cut; the rest is the stream.
 
@@ -19,4 +20,6 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
     assert_eq!(check::requests(stream, &cuts), whole);
     let bytewise: Vec<usize> = (0..stream.len()).collect();
     assert_eq!(check::requests(stream, &bytewise), whole);
+
+    check::plain_request(stream);
 });

@@ -1,4 +1,4 @@
-//! An exchange ends in the same way however its bytes arrive.
+//! An exchange ends in the same way however its bytes arrive, and where the kernel's scanner says.
 //!
 //! The input chooses a request, where its body and the response are cut and in which order the
 //! parts come; the rest is the response.
@@ -47,4 +47,8 @@ fuzz_target!(|input: (u8, u8, u8, u8, &[u8])| {
     let whole = tell(&[]);
     assert_eq!(tell(&[usize::from(cut)]), whole);
     assert_eq!(tell(&bytewise), whole);
+
+    if check::plain_request(request).is_some() {
+        check::plain_response(request, &head, response, 1 << 16);
+    }
 });
