@@ -169,6 +169,26 @@ fn refuses_bodies(response: &'static str) -> Setup {
 }
 
 #[test]
+fn a_request_behind_the_last_response_is_not_answered_by_a_reset() {
+    let setup = Setup::http(|peer| {
+        peer.request()?;
+        peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi")
+    });
+    let mut client = setup.client();
+    client.send("GET /last HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    assert_eq!(client.response().unwrap().text(), "hi");
+    assert!(client.is_closed_within(SOON).unwrap());
+    // A client that sends ahead learns of the end only now. A reset might overtake the response.
+    client.send("GET /ahead HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    client.half_close().unwrap();
+    eventually(SOON, "the session is over", || {
+        setup.daemon.service().is_ok_and(|service| service.clients_open == 0)
+    });
+    assert_eq!(client.stream().take_error().unwrap().map(|e| e.to_string()), None);
+    assert_eq!(setup.origin.received_count("/ahead"), 0);
+}
+
+#[test]
 fn an_early_response_is_forwarded_and_the_socket_closed() {
     let setup = refuses_bodies("HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno");
     let mut client = setup.client();

@@ -393,9 +393,11 @@ impl Exchanging<'_> {
             After::Abort
         } else if persists {
             After::NextRequest
-        } else if uploaded {
+        } else if uploaded && !exchange.client_asked_to_persist() {
             After::Close
         } else {
+            // More of this request, or the next one, may be on its way: closing would answer it
+            // with a reset, which can overtake the end of this response.
             After::Linger
         }
     }

@@ -267,6 +267,13 @@ impl Exchange {
             && !self.response_doubtful
     }
 
+    /// Whether the client meant to use its connection again. It may have sent more by the time it
+    /// learns that there is no again.
+    #[must_use]
+    pub fn client_asked_to_persist(&self) -> bool {
+        self.client_asked
+    }
+
     /// How long the origin says it keeps an idle connection (`Keep-Alive: timeout=`, RFC 2068
     /// section 19.7.1).
     #[must_use]
