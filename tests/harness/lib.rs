@@ -20,6 +20,7 @@ pub mod origin;
 pub mod client;
 pub mod daemon;
 pub mod load;
+pub mod torture;
 
 pub mod counters;
 pub mod wait;

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -40,6 +40,12 @@ impl Netns {
         let netns = Self { name, handle: Arc::new(handle) };
         netns.ip(&["link set lo up"])?;
         Ok(netns)
+    }
+
+    /// A namespace that somebody else holds, by the [path](Self::path) that they tell.
+    pub fn open(name: &'static str, path: &Path) -> Result<Self> {
+        let handle = File::open(path).with_context(|| format!("{}", path.display()))?;
+        Ok(Self { name, handle: Arc::new(handle) })
     }
 
     /// Its name in messages.
