@@ -1,4 +1,4 @@
-//! The broker's demonstration and benchmark, in network namespaces that it makes and removes.
+//! The broker's demonstration, benchmark and torture, in network namespaces that it makes and removes.
 
 mod bench;
 mod demo;
@@ -6,6 +6,7 @@ mod interrupt;
 mod measure;
 mod progress;
 mod text;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -25,9 +26,17 @@ enum Command {
     Demo(demo::Options),
     /// The broker beside direct connections, `HAProxy` and nginx.
     Bench(bench::Options),
+    /// Clients and origins that check every byte, and misbehave in every way, for as long as asked.
+    Torture(torture::Options),
     /// Carries out one plan of load; the other commands start this in the clients' namespace.
     #[command(hide = true)]
     Load {
+        /// A plan, as JSON.
+        plan: String,
+    },
+    /// Carries out one plan of torture.
+    #[command(hide = true)]
+    TortureRun {
         /// A plan, as JSON.
         plan: String,
     },
@@ -59,6 +68,15 @@ fn run(command: Command) -> Result<bool> {
         Command::Bench(options) => {
             interrupt::watch()?;
             bench::run(&options)
+        }
+        Command::Torture(options) => {
+            interrupt::watch()?;
+            torture::run(&options)
+        }
+        Command::TortureRun { plan } => {
+            let report = harness::torture::run(&serde_json::from_str(&plan)?)?;
+            text::print(&serde_json::to_string(&report)?);
+            Ok(true)
         }
         Command::Load { plan } => {
             let report = harness::load::generate(&serde_json::from_str(&plan)?)?;

@@ -17,4 +17,5 @@ mod idle;
 mod intercept;
 mod kernel;
 mod sharing;
+mod torture;
 mod tunnels;

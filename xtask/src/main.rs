@@ -38,6 +38,9 @@ enum Task {
     /// Compare direct connections, the broker and other proxies
     #[command(disable_help_flag = true)]
     Bench(Rest),
+    /// Have clients and origins that check every byte misbehave in every way
+    #[command(disable_help_flag = true)]
+    Torture(Rest),
     /// Show the statistics of a running broker
     #[command(disable_help_flag = true)]
     Stats(Rest),
@@ -66,6 +69,9 @@ fn main() -> ExitCode {
         }
         Task::Bench(rest) => {
             Built::lab(DIST).and_then(|b| b.exec("broker-lab", "bench", &rest.args))
+        }
+        Task::Torture(rest) => {
+            Built::lab(RELEASE).and_then(|b| b.exec("broker-lab", "torture", &rest.args))
         }
         Task::Stats(rest) => {
             Built::daemon(RELEASE).and_then(|b| b.exec("broker", "stats", &rest.args))
