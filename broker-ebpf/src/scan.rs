@@ -7,10 +7,10 @@
 //! in user space, finds. The property tests beside that reader hold the two together.
 //!
 //! A scanner is a few integers that a program feeds from a `bpf_loop()` callback. All zero is its
-//! initial state: it belongs into a map value, where the verifier expects anything and looks at
-//! the callback once; on the stack it would follow each state to each other one, and give up. Most
-//! of what a byte costs is the call, so a callback should push several. No byte makes a scanner
-//! look outside of itself, and words are compared whole, never by hash.
+//! initial state, so it can live in a map value, and should: the verifier expects anything there.
+//! On the stack it follows known values from call to call, which nearly uses up what it is willing
+//! to look at. Much of what a byte costs is the call, so a callback should push several. No byte
+//! makes a scanner look outside of itself, and words are compared whole, never by hash.
 
 #![expect(clippy::inline_always, reason = "the verifier follows bounds within a function only")]
 
