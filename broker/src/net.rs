@@ -119,7 +119,7 @@ impl Stream {
             result => return result,
         }
         let registration = self.registration()?;
-        let writable = async {
+        let mut writable = std::pin::pin!(async {
             loop {
                 let mut guard = poll_fn(|cx| registration.poll_write_ready(cx)).await?;
                 match self.try_send(bytes) {
@@ -127,10 +127,20 @@ impl Stream {
                     result => return result,
                 }
             }
-        };
-        tokio::time::timeout(stall, writable)
-            .await
-            .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))
+        });
+        let mut left = sys::unacknowledged(self.as_fd())?;
+        loop {
+            if let Ok(result) = tokio::time::timeout(stall, &mut writable).await {
+                return result;
+            }
+            // A socket is writable again once a third of its buffer is free, which may be more
+            // than a slow peer takes in that time.
+            let now_left = sys::unacknowledged(self.as_fd())?;
+            if now_left >= left {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            left = now_left;
+        }
     }
 
     fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {

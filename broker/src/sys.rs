@@ -65,9 +65,18 @@ pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(cookie)
 }
 
+/// How many sent bytes the peer has not acknowledged (`tcp(7)`, `SIOCOUTQ`).
+pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    let mut bytes = 0;
+    // SAFETY: the kernel writes one c_int to `bytes`, which is one and lives across the call.
+    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) })?;
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::io::Write as _;
+    use std::net::{TcpStream, UdpSocket};
     use std::os::fd::AsFd as _;
 
     use super::*;
@@ -77,5 +86,16 @@ mod tests {
         let cookie = || netns_cookie(UdpSocket::bind("127.0.0.1:0").unwrap().as_fd()).unwrap();
         assert_ne!(cookie(), 0);
         assert_eq!(cookie(), cookie());
+    }
+
+    #[test]
+    fn what_nobody_has_read_is_unacknowledged_in_the_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _receiver = listener.accept().unwrap();
+        assert_eq!(unacknowledged(sender.as_fd()).unwrap(), 0);
+        sender.set_nonblocking(true).unwrap();
+        while sender.write(&[0; 4096]).is_ok() {}
+        assert!(unacknowledged(sender.as_fd()).unwrap() > 0);
     }
 }

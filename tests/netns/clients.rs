@@ -110,6 +110,23 @@ fn a_client_that_never_reads_does_not_keep_its_lease() {
     drop(stalled);
 }
 
+#[test]
+fn a_client_that_reads_slowly_is_not_taken_for_one_that_stalls() {
+    let timeouts = "client_stall = \"2s\"";
+    let setup = Service { timeouts, ..Service::default() }.start(|peer| {
+        peer.request()?;
+        peer.respond(vec![b'x'; 8 << 20])
+    });
+    let mut client = setup.client();
+    client.send("GET /large HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    client.head().unwrap();
+    // Far less in that time than makes a full send buffer writable again.
+    for _ in 0..80 {
+        client.take(4 << 10).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 fn setup_heap(mut setup: Setup) -> u64 {
     setup.daemon.process().heap().unwrap()
 }
