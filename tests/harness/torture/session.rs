@@ -5,6 +5,7 @@
 //! each exchange once its end is known.
 
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
@@ -566,6 +567,10 @@ impl<'a> Session<'a> {
             (Ended::Reset, End::Mid(_, at)) if position <= at.into() && runs > 0 => {
                 Outcome::Allowed("the origin died in the middle of the response")
             }
+            // The broker works ahead of a slow reader, and a reset discards what was not sent yet.
+            (Ended::Reset, _) if self.died_behind() => {
+                Outcome::Allowed("a reset for a later response took the end of this one")
+            }
             // The broker's refusal is lost if the client does not stop sending.
             (Ended::Reset, _)
                 if position == 0
@@ -582,10 +587,21 @@ impl<'a> Session<'a> {
                 };
                 let of =
                     if self.refusal.is_some() { "the broker's refusal" } else { "the response" };
-                let what = format!("{how} after {position} bytes of {of}; it ran {runs} times");
+                let mut what = format!("{how} after {position} bytes of {of}; it ran {runs} times");
+                for next in &self.script.requests[self.answered + 1..] {
+                    let runs = self.shared.ledger.runs(next.id);
+                    write!(what, "; {} behind it ran {runs} times", next.request_line()).ok();
+                }
                 Outcome::Failed(Wrong::new(Kind::Lost, what))
             }
         }
+    }
+
+    /// Whether the origin of a pipelined request behind this one has died in its response.
+    fn died_behind(&self) -> bool {
+        self.script.requests[self.answered + 1..]
+            .iter()
+            .any(|next| matches!(next.end, End::Mid(..)) && self.shared.ledger.runs(next.id) > 0)
     }
 
     fn look_at_refusal(&mut self, now: Instant) {

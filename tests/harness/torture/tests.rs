@@ -316,6 +316,19 @@ fn an_origin_that_dies_must_not_look_like_an_end() {
 }
 
 #[test]
+fn a_reset_for_a_later_response_is_allowed_only_if_its_origin_died() {
+    for (end, clean) in [(End::Mid(How::Rst, 9), true), (End::Keep, false)] {
+        let shared = shared();
+        let (first, second) = (get(&shared, 1), Spec { end, ..get(&shared, 1) });
+        shared.ledger.run(first.id);
+        shared.ledger.run(second.id);
+        let answer = response(&shared, &first);
+        let report = talk_until(shared, vec![first, second], &answer[..300], How::Rst);
+        assert_eq!(report.is_clean(), clean, "{report:#?}");
+    }
+}
+
+#[test]
 fn more_than_a_dead_origin_has_sent_is_found() {
     let shared = shared();
     let spec = Spec { end: End::Mid(How::Fin, 300), ..get(&shared, 1) };
