@@ -10,8 +10,8 @@ use super::report::{Failure, Kind, Report};
 use super::spec::{Id, NOT_FOR_YOU, Spec};
 use super::wire::Difference;
 
-/// Most failures that are kept with all particulars.
-const FAILURES_MAX: usize = 20;
+/// Most failures of one kind that are kept with all particulars.
+const FAILURES_MAX: usize = 4;
 /// Most bytes of one that are shown.
 const SHOWN: usize = 48;
 
@@ -140,7 +140,8 @@ fn fail(report: &mut Report, seen_by: &str, mode: &str, spec: &Spec, wrong: Wron
         Kind::Stuck => &mut report.stuck,
         Kind::EofMissing => &mut report.eof_missing,
     } += 1;
-    if report.failures.len() < FAILURES_MAX {
+    let alike = |other: &&Failure| other.kind == wrong.kind && other.seen_by == seen_by;
+    if report.failures.iter().filter(alike).count() < FAILURES_MAX {
         report.failures.push(Failure {
             kind: wrong.kind,
             seen_by: seen_by.to_owned(),
@@ -193,8 +194,20 @@ fn explain(key: Key, me: Id, position: u64, before: &[u8], got: &[u8]) -> (Kind,
         Some(id) if id.seq > me.seq => {
             mismatch(format!("the response to a later request of this client, {id}"))
         }
-        _ => mismatch(format!("unknown bytes at {position}")),
+        _ => mismatch(match asked(got) {
+            Some(id) => format!("the head of request {id}"),
+            None => format!("unknown bytes at {position}"),
+        }),
     }
+}
+
+/// The id in the target of a request head.
+fn asked(head: &[u8]) -> Option<Id> {
+    const TARGET: &[u8] = b" /t/";
+    let at = head.windows(TARGET.len()).position(|window| window == TARGET)? + TARGET.len();
+    let mut parts = head[at..].split(|&byte| byte == b'/');
+    let mut number = || std::str::from_utf8(parts.next()?).ok();
+    Some(Id { client: number()?.parse().ok()?, seq: number()?.parse().ok()? })
 }
 
 /// The id that a response head names.

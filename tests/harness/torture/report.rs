@@ -42,7 +42,7 @@ pub struct Report {
     pub repeated: u64,
     /// By mode.
     pub modes: BTreeMap<String, Row>,
-    /// The first few failures.
+    /// The first few failures of each kind.
     pub failures: Vec<Failure>,
 }
 

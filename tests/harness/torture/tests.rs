@@ -428,6 +428,18 @@ mod origins {
     }
 
     #[test]
+    fn a_request_inside_of_anothers_body_is_found() {
+        let shared = shared();
+        let (mine, other) = (post(&shared), get(&shared, 2));
+        let mut bytes = request(&shared, &mine);
+        bytes.truncate(bytes.len() - 2000);
+        bytes.extend_from_slice(&request(&shared, &other));
+        let report = send(shared, &[bytes]);
+        let (kind, what) = failure(&report);
+        assert_eq!((kind, what), (Kind::Mismatch, "the head of request 2-0"));
+    }
+
+    #[test]
     fn a_request_that_nobody_has_sent_is_found() {
         let shared = shared();
         let spec = Spec::new(Id { client: 2, seq: 9 });
