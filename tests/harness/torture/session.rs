@@ -477,7 +477,8 @@ impl<'a> Session<'a> {
                 None => {}
             }
             if let End::Mid(_, at) = spec.end
-                && position > u64::from(at)
+                // Up to there it may still turn out to be a refusal.
+                && position > u64::from(at).max(STATUS_AT)
             {
                 let what = "more of the response than its origin has sent";
                 return self.mismatch(Wrong::new(Kind::Mismatch, what));

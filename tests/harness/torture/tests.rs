@@ -59,7 +59,8 @@ fn talk_until(shared: Shared, requests: Vec<Spec>, answer: &[u8], how: How) -> R
         sending: Sending { ahead: true, together: true, ..Sending::default() },
         leaving: None,
         half_close: false,
-        reading: Reading { size: 1000, peek: Some(9), pause: None, receive_buffer: None },
+        // Reads end anywhere.
+        reading: Reading { size: 7, peek: Some(2), pause: None, receive_buffer: None },
     };
     thread::scope(|scope| {
         scope.spawn(move || -> io::Result<()> {
@@ -295,7 +296,7 @@ fn a_refusal_needs_a_cause() {
         (refused(|spec| Spec { end: End::Before(How::Fin), ..post(spec) }, 1, 0), true),
         (refused(|spec| Spec { end: End::Before(How::Fin), ..spec }, 1, 0), false),
         (refused(|spec| Spec { end: End::Before(How::Fin), ..spec }, 1, 2), true),
-        (refused(|spec| Spec { end: End::Mid(How::Rst, 9), ..spec }, 3, 0), true),
+        (refused(|spec| Spec { end: End::Mid(How::Rst, 2), ..spec }, 3, 0), true),
     ] {
         assert_eq!(report.client_errors_allowed, u64::from(allowed), "{report:#?}");
         assert_eq!(report.lost, u64::from(!allowed), "{report:#?}");
