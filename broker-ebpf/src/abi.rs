@@ -26,6 +26,28 @@ pub const ENDPOINTS_MAX: usize = 16384;
 /// Intercepted connections whose original destination is kept for the workers.
 pub const ORIGINAL_DESTINATIONS_MAX: usize = 65536;
 
+/// Origin sockets of one worker and origin that the programs can use; one bit each in
+/// [`Group::idle`].
+pub const GROUP_SLOTS_MAX: usize = 64;
+
+/// Clients whose connections may be steered at a time.
+pub const STEERED_CLIENTS_MAX: usize = 65536;
+
+/// Longest request that is steered.
+pub const REQUEST_BYTES_MAX: usize = 2048;
+
+/// Longest response head that the programs read.
+pub const HEAD_BYTES_MAX: usize = 1024;
+
+/// Longest response, head and body, that is steered: redirected bytes know no back-pressure.
+pub const RESPONSE_BYTES_MAX: u32 = 64 * 1024;
+
+/// Bytes of a worker's queue of events.
+pub const EVENTS_BYTES: usize = 128 * 1024;
+
+/// Places in a row of [`name::WHY`], see [`crate::scan::WhyNot`].
+pub const WHY_COUNT: usize = 32;
+
 /// Buckets of a histogram, see [`crate::flow::bucket`].
 pub const BUCKETS: usize = 32;
 
@@ -54,8 +76,39 @@ pub mod name {
     pub const LISTENERS: &str = "broker_listener";
     /// Map: last sign of life of each worker, nanoseconds of `CLOCK_MONOTONIC`.
     pub const HEARTBEATS: &str = "broker_beats";
-    /// Map: [`Pair`](super::Pair) to the [`Address`](super::Address) that was dialled.
+    /// Map: [`Pair`](super::Pair) to what was [`Dialled`](super::Dialled).
     pub const ORIGINAL_DESTINATIONS: &str = "broker_orig_dst";
+
+    /// Program: sends a client's request to an origin.
+    pub const REQUEST: &str = "broker_request";
+    /// Program: sends an origin's response to its client.
+    pub const RESPONSE: &str = "broker_response";
+    /// Program: tells whether a client has read all that was redirected to it.
+    pub const SETTLED: &str = "broker_settled";
+    /// Map: sockets of the clients that may be steered, by cookie.
+    pub const CLIENT_SOCKETS: &str = "broker_clients";
+    /// Map: what the programs keep with a client that may be steered.
+    pub const STEERED: &str = "broker_steered";
+    /// Map: [`Client`](super::Client) by cookie.
+    pub const CLIENTS: &str = "broker_client";
+    /// Map: origin sockets that the programs can use, by slot.
+    pub const ORIGIN_SOCKETS: &str = "broker_origins";
+    /// Map: slot of an origin socket, by cookie.
+    pub const ORIGIN_SLOTS: &str = "broker_slot_of";
+    /// Map: [`Slot`](super::Slot) by slot.
+    pub const SLOTS: &str = "broker_slots";
+    /// Map: request under way, by slot.
+    pub const REQUESTS: &str = "broker_requests";
+    /// Map: room for the head of a response, by slot.
+    pub const HEADS: &str = "broker_heads";
+    /// Map: [`Group`](super::Group) by group.
+    pub const GROUPS: &str = "broker_groups";
+    /// Map: [`Route`](super::Route) by `slot of the service * WORKERS_MAX + worker`.
+    pub const ROUTES: &str = "broker_routes";
+    /// Map: queue of [`Event`](super::Event)s by worker.
+    pub const EVENTS: &str = "broker_events";
+    /// Map: why requests and responses were not steered, by `service * WHY_COUNT + reason`.
+    pub const WHY: &str = "broker_why";
 }
 
 /// Constants that the loader sets.
@@ -69,6 +122,10 @@ pub mod global {
     pub const WORKERS: &str = "WORKERS";
     /// `u64`: a heartbeat older than this does not count, in nanoseconds.
     pub const HEARTBEAT_AGE_MAX_NS: &str = "HEARTBEAT_AGE_MAX_NS";
+    /// `u32`: places for origin sockets in each group; 0 means that nothing is steered.
+    pub const GROUP_SLOTS: &str = "GROUP_SLOTS";
+    /// [`Offsets`](super::Offsets): where the kernel keeps what steering must know.
+    pub const OFFSETS: &str = "OFFSETS";
 }
 
 /// Stands for an offset that the kernel's type information does not tell.
@@ -181,9 +238,257 @@ pub struct SocketState {
     pub interception: u8,
     /// 1 if the destination must be, or is, among the original destinations.
     pub keep_destination: u8,
+    /// A [`Steering`].
+    pub steering: u8,
+    /// Padding, always 0.
+    pub zero: [u8; 3],
+    /// Index of the client's [`Route`], if it may be steered.
+    pub route: u32,
 }
 
-const _: () = assert!(size_of::<SocketState>() == 80);
+const _: () = assert!(size_of::<SocketState>() == 88);
+
+/// Whether a client may be steered.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steering {
+    /// No.
+    None = 0,
+    /// It was sent to a listener for steered clients, and is not established yet.
+    Chosen = 1,
+    /// It is known to the programs that steer.
+    Enrolled = 2,
+}
+
+/// Which clients of a service are steered.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Steer {
+    /// None.
+    #[default]
+    Relay = 0,
+    /// Those with a nonblocking socket.
+    Auto = 1,
+    /// All.
+    Kernel = 2,
+}
+
+/// Where the kernel keeps what steering must know, in bytes;
+/// [`UNKNOWN_OFFSET`] if its type information does not tell.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "structure and member")]
+pub struct Offsets {
+    pub sock_socket: u32,
+    pub socket_file: u32,
+    pub file_flags: u32,
+    pub sock_user_data: u32,
+    pub psock_ingress_skb: u32,
+    pub psock_ingress_msg: u32,
+    pub skb_head_qlen: u32,
+    pub tcp_rcv_nxt: u32,
+    pub tcp_copied_seq: u32,
+    pub tcp_write_seq: u32,
+    pub tcp_bytes_received: u32,
+}
+
+impl Offsets {
+    /// Nothing is known.
+    pub const UNKNOWN: Self = Self {
+        sock_socket: UNKNOWN_OFFSET,
+        socket_file: UNKNOWN_OFFSET,
+        file_flags: UNKNOWN_OFFSET,
+        sock_user_data: UNKNOWN_OFFSET,
+        psock_ingress_skb: UNKNOWN_OFFSET,
+        psock_ingress_msg: UNKNOWN_OFFSET,
+        skb_head_qlen: UNKNOWN_OFFSET,
+        tcp_rcv_nxt: UNKNOWN_OFFSET,
+        tcp_copied_seq: UNKNOWN_OFFSET,
+        tcp_write_seq: UNKNOWN_OFFSET,
+        tcp_bytes_received: UNKNOWN_OFFSET,
+    };
+}
+
+/// A client that may be steered, for the daemon.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Client {
+    /// Both ends of its connection.
+    pub pair: Pair,
+    /// What it dialled.
+    pub dialled: Address,
+    /// The slot that served it last; [`NO_SLOT`] if none did.
+    pub slot: u32,
+    /// How many bytes the daemon has sent it and received from it, once all of both are done
+    /// with. [`BUSY`] while a request of this client is the daemon's.
+    pub relayed: [u64; 2],
+    /// Where the kernel keeps its socket.
+    pub sk: u64,
+}
+
+/// See [`Client::relayed`].
+pub const BUSY: u64 = u64::MAX;
+
+/// See [`Client::slot`].
+pub const NO_SLOT: u32 = u32::MAX;
+
+const _: () = assert!(size_of::<Client>() == 88);
+
+/// Whether a client has read all that was redirected to it.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// The kernel's type information does not tell where to look.
+    Unknown = 0,
+    /// No.
+    No = 1,
+    /// Yes.
+    Yes = 2,
+    /// The client is gone.
+    Gone = 3,
+}
+
+/// An origin socket that the programs can use.
+///
+/// What is not the word belongs to whoever the word says: the claiming program writes it before
+/// the request goes out, the response's program after that, the daemon while the socket is its.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slot {
+    /// A [`crate::phase::Word`].
+    pub word: u64,
+    /// The origin socket's cookie.
+    pub cookie: u64,
+    /// When the request was sent, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub started_ns: u64,
+    /// When the socket became idle.
+    pub idle_since_ns: u64,
+    /// Bytes of the response still to come.
+    pub remaining: u32,
+    /// Exchanges begun in the socket's life.
+    pub exchanges: u32,
+    /// How many more the socket may serve.
+    pub uses_left: u32,
+    /// How long the origin keeps idle connections, in seconds; 0 if it has not said.
+    pub origin_idle_s: u32,
+    /// Bytes of the request in [`name::REQUESTS`].
+    pub request_len: u32,
+    /// The worker that the socket belongs to.
+    pub worker: u32,
+    /// 1 if the response has no body whatever its head says.
+    pub head_only: u8,
+    /// 1 if the origin has ended its side.
+    pub ended: u8,
+    /// Padding, always 0.
+    pub zero: [u8; 6],
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+/// The origin sockets of one worker towards one origin.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    /// Slots that are, or just were, idle: a hint, the words decide.
+    pub idle: u64,
+    /// Exchanges under way in the kernel.
+    pub active: u64,
+    /// Sockets that the daemon uses or dials.
+    pub relay_active: u64,
+    /// 1 if the origin may get new exchanges.
+    pub eligible: u64,
+    /// Position of the service in the configuration.
+    pub service: u64,
+    /// Exchanges completed in the kernel.
+    pub completed: u64,
+    /// Exchanges begun on a socket that had served another before.
+    pub reused: u64,
+    /// Exchanges that the daemon took over at the first bytes of their response.
+    pub taken_over: u64,
+    /// Clients that left before their response was complete.
+    pub clients_gone: u64,
+    /// Bytes of requests and responses.
+    pub request_bytes: u64,
+    /// The same for responses.
+    pub response_bytes: u64,
+    /// Responses by the first digit of their status.
+    pub status: [u64; 8],
+    /// Sum of the times from request to first response byte.
+    pub latency_us_sum: u64,
+    /// The same as a histogram.
+    pub latency_us: [u64; BUCKETS],
+}
+
+const _: () = assert!(size_of::<Group>() == 8 * (20 + BUCKETS));
+
+/// Where the programs find origin sockets for the clients of one service and worker.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// The first origin's group; the others follow.
+    pub first_group: u32,
+    /// How many origins; 0 if nothing is steered.
+    pub origins: u32,
+    /// Position of the service in the configuration.
+    pub service: u32,
+    /// The worker.
+    pub worker: u32,
+    /// A [`Steer`].
+    pub steer: u32,
+    /// Padding, always 0.
+    pub zero: u32,
+    /// Clients put among those that may be steered.
+    pub enrolled: u64,
+}
+
+const _: () = assert!(size_of::<Route>() == 32);
+
+/// The worker is told to accept each time so many connections have come: they must not fill the
+/// listener's queue.
+pub const ACCEPT_EVERY: u64 = 256;
+
+/// What a worker must look at.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// The client's socket, if one is concerned.
+    pub client: u64,
+    /// The slot, if one is concerned.
+    pub slot: u32,
+    /// An [`EventKind`].
+    pub kind: u32,
+}
+
+const _: () = assert!(size_of::<Event>() == 16);
+
+impl Event {
+    /// Reads one as it lies in a queue; `None` if it is cut off.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (client, rest) = bytes.split_first_chunk()?;
+        let (slot, rest) = rest.split_first_chunk()?;
+        let (kind, _) = rest.split_first_chunk()?;
+        Some(Self {
+            client: u64::from_ne_bytes(*client),
+            slot: u32::from_ne_bytes(*slot),
+            kind: u32::from_ne_bytes(*kind),
+        })
+    }
+}
+
+/// The kinds of [`Event`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The slot's word has become the daemon's business.
+    Slot = 0,
+    /// The client's requests come to the daemon from now on.
+    Client = 1,
+    /// Many connections wait to be accepted.
+    Accept = 2,
+    /// As `Client`, and its socket is better taken out of the map: it has become a blocking one.
+    Blocking = 3,
+}
 
 /// Key of the counters of one remote endpoint.
 #[repr(C)]
@@ -253,10 +558,22 @@ pub enum Tally {
     NoListener = 5,
     /// Left alone: the client's socket is bound to a device, so it cannot reach the loopback.
     BoundToDevice = 6,
+    /// A client was put among those that may be steered.
+    Enrolled = 7,
+    /// A client could not be: the map is full.
+    NotEnrolled = 8,
+    /// An event found its queue full; the worker notices by itself, but later.
+    EventLost = 9,
+    /// No origin socket was idle.
+    NoIdle = 10,
+    /// Bytes came on an idle origin socket.
+    Unsolicited = 11,
+    /// More bytes came than the response had.
+    Surplus = 12,
 }
 
 /// How many events [`Tally`] names.
-pub const TALLY_COUNT: usize = 7;
+pub const TALLY_COUNT: usize = 13;
 
 /// A destination, as matched against the intercepted prefixes.
 #[repr(C)]
@@ -304,15 +621,30 @@ pub struct Service {
     pub cgroup_count: u32,
     /// 1 if the workers will ask for the original destinations.
     pub keep_destination: u32,
+    /// A [`Steer`].
+    pub steer: u32,
+    /// Padding, always 0.
+    pub zero: u32,
 }
 
-const _: () = assert!(size_of::<Service>() == 16 * SERVICE_CGROUPS_MAX + 8);
+const _: () = assert!(size_of::<Service>() == 16 * SERVICE_CGROUPS_MAX + 16);
 
-/// Where one worker takes the connections of one service. Ports in network byte order, 0 if
-/// there is no such listener.
+/// Where one worker takes the connections of one service.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Listeners {
+    /// Connections that the daemon serves at once.
+    pub relayed: ListenerSet,
+    /// Connections that it leaves in the queue because the kernel may serve them.
+    pub steered: ListenerSet,
+}
+
+const _: () = assert!(size_of::<Listeners>() == 48);
+
+/// Listeners by who can reach them. Ports in network byte order, 0 if there is no such listener.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerSet {
     /// Port on 127.0.0.1.
     pub loopback_v4: u16,
     /// Port on `[::1]`.
@@ -321,7 +653,7 @@ pub struct Listeners {
     pub netns: Address,
 }
 
-const _: () = assert!(size_of::<Listeners>() == 24);
+const _: () = assert!(size_of::<ListenerSet>() == 24);
 
 /// Both ends of an intercepted connection.
 #[repr(C)]
@@ -335,13 +667,27 @@ pub struct Pair {
 
 const _: () = assert!(size_of::<Pair>() == 40);
 
+/// Where a connection was to go, and whose it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialled {
+    /// What the client dialled.
+    pub address: Address,
+    /// Padding, always 0.
+    pub zero: u32,
+    /// Cookie of the client's socket.
+    pub client: u64,
+}
+
+const _: () = assert!(size_of::<Dialled>() == 32);
+
 #[cfg(feature = "user")]
 mod user {
     #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
     use super::{
-        Address, Cgroup, Counters, EndpointCounters, EndpointKey, Listeners, Pair, Service,
-        SocketState, Target,
+        Address, Cgroup, Client, Counters, Dialled, EndpointCounters, EndpointKey, Event, Group,
+        Listeners, Offsets, Pair, Route, Service, Slot, SocketState, Target,
     };
 
     macro_rules! pod {
@@ -354,12 +700,19 @@ mod user {
     pod!(
         Address,
         Cgroup,
+        Client,
         Counters,
+        Dialled,
         EndpointCounters,
         EndpointKey,
+        Event,
+        Group,
         Listeners,
+        Offsets,
         Pair,
+        Route,
         Service,
+        Slot,
         SocketState,
         Target
     );
@@ -393,11 +746,23 @@ mod tests {
     }
 
     #[test]
+    fn events_are_read_as_they_lie_in_memory() {
+        let mut bytes = 7_u64.to_ne_bytes().to_vec();
+        bytes.extend(5_u32.to_ne_bytes());
+        bytes.extend((EventKind::Blocking as u32).to_ne_bytes());
+        let event = Event { client: 7, slot: 5, kind: EventKind::Blocking as u32 };
+        assert_eq!(Event::from_bytes(&bytes), Some(event));
+        assert_eq!(Event::from_bytes(&bytes[..15]), None);
+    }
+
+    #[test]
     fn the_kernel_keeps_names_whole() {
         let names = [
             &[name::SOCK_OPS, name::SOCKETS, name::ENDPOINTS, name::TOTALS, name::TALLIES][..],
             &[name::TARGETS, name::SERVICES, name::LISTENERS, name::HEARTBEATS],
-            &[name::ORIGINAL_DESTINATIONS],
+            &[name::ORIGINAL_DESTINATIONS, name::REQUEST, name::RESPONSE, name::CLIENT_SOCKETS],
+            &[name::SETTLED, name::CLIENTS, name::ORIGIN_SOCKETS, name::ORIGIN_SLOTS, name::SLOTS],
+            &[name::REQUESTS, name::HEADS, name::GROUPS, name::ROUTES, name::EVENTS, name::WHY],
             &name::CONNECT,
             &name::GETPEERNAME,
         ];

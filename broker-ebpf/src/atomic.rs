@@ -37,6 +37,58 @@ pub unsafe fn fetch_add(counter: *mut u64, value: u64) -> u64 {
     before
 }
 
+/// Clears the bits that are not in `mask` and returns what was there before.
+///
+/// # Safety
+///
+/// `word` must lie within a map value.
+#[inline(always)]
+pub unsafe fn fetch_and(word: *mut u64, mask: u64) -> u64 {
+    let mut before = mask;
+    // SAFETY: the caller vouches for the pointer; the instruction touches nothing else.
+    unsafe {
+        asm!(
+            "{before} = atomic_fetch_and((u64 *)({word} + 0), {before})",
+            word = in(reg) word,
+            before = inout(reg) before,
+        );
+    }
+    before
+}
+
+/// Sets bits.
+///
+/// # Safety
+///
+/// `word` must lie within a map value.
+#[inline(always)]
+pub unsafe fn or(word: *mut u64, bits: u64) {
+    // SAFETY: the caller vouches for the pointer; the instruction touches nothing else.
+    unsafe {
+        asm!("lock *(u64 *)({word} + 0) |= {bits}", word = in(reg) word, bits = in(reg) bits);
+    }
+}
+
+/// Puts `new` in the place of `old`; answers whether it did.
+///
+/// # Safety
+///
+/// `word` must lie within a map value.
+#[inline(always)]
+pub unsafe fn swap(word: *mut u64, old: u64, new: u64) -> bool {
+    let mut found = old;
+    // SAFETY: the caller vouches for the pointer; the instruction compares with and answers in r0.
+    unsafe {
+        asm!(
+            "r0 = cmpxchg_64({word} + 0, r0, {new})",
+            word = in(reg) word,
+            new = in(reg) new,
+            inout("r0") found,
+        );
+    }
+    found == old
+}
+
 /// Raises a counter to `value` unless it is higher already. Tries a few times only, as a program
 /// must end: under heavy contention the others have raised it nearly as far.
 ///
@@ -51,20 +103,12 @@ pub unsafe fn raise(counter: *mut u64, value: u64) {
         if seen >= value {
             break;
         }
-        let mut found = seen;
-        // SAFETY: as above; the instruction compares with and answers in r0.
-        unsafe {
-            asm!(
-                "r0 = cmpxchg_64({counter} + 0, r0, {value})",
-                counter = in(reg) counter,
-                value = in(reg) value,
-                inout("r0") found,
-            );
-        }
-        if found == seen {
+        // SAFETY: as above.
+        if unsafe { swap(counter, seen, value) } {
             break;
         }
-        seen = found;
+        // SAFETY: as above.
+        seen = unsafe { counter.read_volatile() };
     }
 }
 

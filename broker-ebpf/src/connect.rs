@@ -13,11 +13,13 @@ use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use aya_log_ebpf::warn;
 use broker_ebpf::abi::{
-    Address, Interception, SERVICE_CGROUPS_MAX, Service, TARGET_BITS, Tally, WORKERS_MAX, Who,
+    Address, Interception, SERVICE_CGROUPS_MAX, Service, Steer, Steering, TARGET_BITS, Tally,
+    WORKERS_MAX, Who,
 };
 use broker_ebpf::flow;
 
 use crate::context::{load_u32, store_u32};
+use crate::kmem;
 use crate::maps::{
     HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, SERVICES, TARGETS, WORKERS,
     socket_state, socket_state_or_new, tally,
@@ -66,11 +68,15 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
         tally(Tally::StaleHeartbeat);
         return None;
     };
-    let listeners = LISTENERS.get(slot * WORKERS_MAX as u32 + worker)?;
+    let route = slot * WORKERS_MAX as u32 + worker;
+    let listeners = LISTENERS.get(route)?;
     // SAFETY: the context that the kernel handed to the program.
     let cookie = unsafe { bpf_get_netns_cookie(addr.cast()) };
     let same_netns = cookie == NETNS_COOKIE.load();
-    let Some(listener) = flow::listener(listeners, same_netns, &dialled) else {
+    let steered = service.steer != Steer::Relay as u32
+        && flow::is_steered(service.steer, kmem::file_flags(sk));
+    let set = if steered { &listeners.steered } else { &listeners.relayed };
+    let Some(listener) = flow::listener(set, same_netns, &dialled) else {
         tally(if same_netns { Tally::NoListener } else { Tally::OtherNetns });
         return None;
     };
@@ -87,6 +93,8 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
     state.listener = listener;
     state.interception = Interception::Rewritten as u8;
     state.keep_destination = u8::from(service.keep_destination != 0);
+    state.steering = if steered { Steering::Chosen } else { Steering::None } as u8;
+    state.route = route;
     tally(Tally::Rewritten);
     Some(listener)
 }

@@ -5,7 +5,7 @@
 
 #![expect(clippy::inline_always, reason = "see the module documentation")]
 
-use crate::abi::{Address, BUCKETS, Interception, Listeners, Phase, Target, words};
+use crate::abi::{Address, BUCKETS, Interception, ListenerSet, Phase, Steer, Target, words};
 
 /// The third word of every IPv4-mapped address; the first two are 0.
 const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
@@ -14,9 +14,10 @@ const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 const LOOPBACK_V4: [u32; 4] = v4_mapped(u32::from_ne_bytes([127, 0, 0, 1]));
 const LOOPBACK_V6: [u32; 4] = words([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 
-/// `TCP_ESTABLISHED` and `TCP_CLOSE` of the kernel.
-const TCP_ESTABLISHED: u32 = 1;
-const TCP_CLOSE: u32 = 7;
+/// `TCP_ESTABLISHED` of the kernel.
+pub const TCP_ESTABLISHED: u32 = 1;
+/// `TCP_CLOSE` of the kernel.
+pub const TCP_CLOSE: u32 = 7;
 
 /// Error numbers are the same on all architectures that BPF programs run on.
 const EPIPE: i32 = 32;
@@ -173,7 +174,7 @@ pub const fn is_fresh(beat_ns: u64, now_ns: u64, age_max_ns: u64) -> bool {
 #[must_use]
 #[inline(always)]
 pub const fn listener(
-    listeners: &Listeners,
+    listeners: &ListenerSet,
     same_netns: bool,
     destination: &Address,
 ) -> Option<Address> {
@@ -185,6 +186,22 @@ pub const fn listener(
         (false, _) => return None,
     };
     if listener.port == 0 { None } else { Some(listener) }
+}
+
+/// Whether a client is steered, by its service's setting and the flags of its socket's file, if
+/// they are known.
+///
+/// A socket in a map of sockets answers a blocking `recv()` that is woken for nothing, by a
+/// signal for example, with `EAGAIN`, which only a nonblocking caller expects.
+#[must_use]
+#[inline(always)]
+pub const fn is_steered(steer: u32, file_flags: Option<u32>) -> bool {
+    const O_NONBLOCK: u32 = 0o4000;
+    match file_flags {
+        _ if steer == Steer::Kernel as u32 => true,
+        Some(flags) => steer == Steer::Auto as u32 && flags & O_NONBLOCK != 0,
+        None => false,
+    }
 }
 
 /// What becomes of a socket's interception when TCP begins to connect it to `remote`: a mark
@@ -309,12 +326,12 @@ mod tests {
 
     #[test]
     fn clients_get_a_listener_that_they_can_reach() {
-        let listeners = |v4: u16, v6: u16, netns: &str| Listeners {
+        let listeners = |v4: u16, v6: u16, netns: &str| ListenerSet {
             loopback_v4: v4.to_be(),
             loopback_v6: v6.to_be(),
             netns: address(netns),
         };
-        let check = |listeners: &Listeners, same, destination: &str, expected: Option<&str>| {
+        let check = |listeners: &ListenerSet, same, destination: &str, expected: Option<&str>| {
             let got = listener(listeners, same, &address(destination)).map(SocketAddr::from);
             assert_eq!(got, expected.map(|e| e.parse().unwrap()), "{destination} {same}");
         };
@@ -328,10 +345,20 @@ mod tests {
         check(&no_v6, true, "[2001:db8::1]:80", None);
         check(&no_v6, false, "[2001:db8::1]:80", Some("[2001:db8::2]:1000"));
         check(&no_v6, false, "10.0.0.1:80", None);
-        let none = Listeners::default();
+        let none = ListenerSet::default();
         check(&none, true, "10.0.0.1:80", None);
         check(&none, false, "10.0.0.1:80", None);
         check(&none, false, "[2001:db8::1]:80", None);
+    }
+
+    #[test]
+    fn only_nonblocking_clients_are_steered_unless_all_are() {
+        let (auto, kernel, relay) = (Steer::Auto as u32, Steer::Kernel as u32, Steer::Relay as u32);
+        assert!(is_steered(auto, Some(0o4002)));
+        assert!(!is_steered(auto, Some(0o2)));
+        assert!(!is_steered(auto, None));
+        assert!(is_steered(kernel, Some(0o2)) && is_steered(kernel, None));
+        assert!(!is_steered(relay, Some(0o4002)) && !is_steered(relay, None));
     }
 
     #[test]

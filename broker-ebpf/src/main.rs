@@ -13,7 +13,12 @@ mod atomic;
 mod connect;
 mod context;
 mod getpeername;
+mod kmem;
 mod maps;
+mod request;
+mod response;
+mod settled;
+mod slots;
 mod sockops;
 
 /// The kernel lets only GPL-compatible programs call some of the helpers used here.

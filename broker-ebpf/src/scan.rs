@@ -27,7 +27,7 @@ pub use response::{PlainResponse, ResponseScan, scan_response};
 /// Longest head that is read, its blank line included; the same as in user space.
 pub const HEAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// Why a message is not plain.
+/// Why a message is not plain, or does not pass without the daemon although it is.
 ///
 /// Of several reasons the one is told that an operator can do most about: what cannot be read,
 /// then what is not there yet, then that the connection was to be closed, then the rest.
@@ -61,11 +61,17 @@ pub enum WhyNot {
     NoLength = 11,
     /// Response: longer than may pass this way.
     Large = 12,
+    /// Response: more bytes than it has came with it.
+    Surplus = 13,
+    /// The client's socket has become a blocking one.
+    Blocking = 14,
+    /// No origin socket was idle.
+    NoIdle = 15,
 }
 
 impl WhyNot {
     /// All reasons, each at the index that is its number.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::Odd,
         Self::TooLong,
         Self::Close,
@@ -79,6 +85,9 @@ impl WhyNot {
         Self::Chunked,
         Self::NoLength,
         Self::Large,
+        Self::Surplus,
+        Self::Blocking,
+        Self::NoIdle,
     ];
 
     /// A stable name, for metrics and reports.
@@ -98,6 +107,9 @@ impl WhyNot {
             Self::Chunked => "chunked",
             Self::NoLength => "no_length",
             Self::Large => "large",
+            Self::Surplus => "surplus",
+            Self::Blocking => "blocking",
+            Self::NoIdle => "no_idle",
         }
     }
 }

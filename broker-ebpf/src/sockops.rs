@@ -4,29 +4,28 @@
 //! only theirs is looked at again. The flag that asks for state changes is added to those that
 //! are set: another program on the cgroup may have set its own.
 
-use core::ffi::c_void;
-use core::ptr;
-
 use aya_ebpf::bindings::{
     BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB,
     BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock, bpf_sock_ops,
 };
-use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_kernel};
+use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns};
 use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 use aya_log_ebpf::warn;
 use broker_ebpf::abi::{
-    Address, BUCKETS, Counters, EndpointKey, Interception, Pair, Phase, SocketState, Tally,
-    UNKNOWN_OFFSET,
+    ACCEPT_EVERY, Address, BUCKETS, Client, Counters, Dialled, EndpointKey, EventKind,
+    Interception, NO_SLOT, Pair, Phase, SocketState, Steering, Tally, WORKERS_MAX, Who,
 };
 use broker_ebpf::flow::{self, Failure, Step};
 
 use crate::atomic;
 use crate::context::load_u32;
+use crate::kmem::{self, sk_err};
 use crate::maps::{
-    ENDPOINTS, ORIGINAL_DESTINATIONS, SCRATCH, SK_ERR_OFFSET, TOTALS, socket_state,
-    socket_state_or_new, tally,
+    CLIENT_SOCKETS, CLIENTS, ENDPOINTS, ORIGIN_SLOTS, ORIGINAL_DESTINATIONS, ROUTES, SCRATCH,
+    TOTALS, Way, socket_state, socket_state_or_new, steered, steered_or_new, tally, tell,
 };
+use crate::slots;
 
 const AF_INET6: u32 = 10;
 
@@ -64,7 +63,10 @@ fn attempted(ctx: &SockOpsContext) {
         state.interception = now as u8;
         if now == Interception::Connected && state.keep_destination != 0 {
             let pair = Pair { client: local(ctx.ops), listener: state.listener };
-            if ORIGINAL_DESTINATIONS.insert(pair, state.dialled, 0).is_err() {
+            // SAFETY: the context that the kernel handed to the program.
+            let client = unsafe { bpf_get_socket_cookie(ctx.ops.cast()) };
+            let dialled = Dialled { address: state.dialled, zero: 0, client };
+            if ORIGINAL_DESTINATIONS.insert(pair, dialled, 0).is_err() {
                 warn!(ctx, "an original destination is lost: the map is full");
             }
         }
@@ -76,10 +78,13 @@ fn attempted(ctx: &SockOpsContext) {
 #[inline(always)]
 fn confirm(ctx: &SockOpsContext) {
     let ops = ctx.ops;
+    let Some(state) = socket_state(sk(ctx.ops)) else { return };
+    if state.steering == Steering::Chosen as u8 {
+        enrol(ctx, state);
+    }
     if load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
         return;
     }
-    let Some(state) = socket_state(sk(ctx.ops)) else { return };
     if state.phase == Phase::Connecting as u8 {
         established(state);
     }
@@ -94,7 +99,13 @@ fn state_changed(ctx: &SockOpsContext) {
     // Sockets without state were accepted, or are older than this program.
     let Some(state) = socket_state(sk) else { return };
     let ops = ctx.ops;
-    match flow::step(state.phase, load_u32!(ops: bpf_sock_ops, __bindgen_anon_1.args, 1)) {
+    let tcp_state = load_u32!(ops: bpf_sock_ops, __bindgen_anon_1.args, 1);
+    if state.who == Who::Broker as u8 {
+        origin_changed(ops, tcp_state);
+    } else if state.steering == Steering::Enrolled as u8 {
+        client_changed(sk, tcp_state);
+    }
+    match flow::step(state.phase, tcp_state) {
         Step::Nothing => {}
         Step::Established => established(state),
         Step::Failed => {
@@ -182,6 +193,82 @@ fn gone(ctx: &SockOpsContext, state: &mut SocketState) {
         let _absent = ORIGINAL_DESTINATIONS.remove(pair);
     }
     state.interception = Interception::None as u8;
+    state.steering = Steering::None as u8;
+}
+
+/// Puts a client among those that may be steered.
+#[inline(always)]
+fn enrol(ctx: &SockOpsContext, state: &mut SocketState) {
+    // The application has connected this socket elsewhere in the end.
+    if state.interception != Interception::Connected as u8 {
+        state.steering = Steering::None as u8;
+        return;
+    }
+    let ops = ctx.ops;
+    let sk = sk(ops);
+    let worker = state.route % WORKERS_MAX as u32;
+    // SAFETY: the context that the kernel handed to the program.
+    let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
+    let Some(steered) = steered_or_new(sk) else {
+        state.steering = Steering::None as u8;
+        tally(Tally::NotEnrolled);
+        return tell(worker, EventKind::Client, 0, cookie);
+    };
+    state.steering = Steering::Enrolled as u8;
+    steered.cookie = cookie;
+    steered.route = state.route;
+    steered.first_seq = kmem::write_seq(sk).unwrap_or(0);
+    steered.served = 0;
+    steered.way = Way::Kernel as u8;
+    let client = Client {
+        pair: Pair { client: local(ops), listener: state.listener },
+        dialled: state.dialled,
+        slot: NO_SLOT,
+        relayed: [0; 2],
+        sk: kmem::kept_at(sk).unwrap_or(0),
+    };
+    let mut key = cookie;
+    // SAFETY: the context that the kernel handed to the program.
+    let enrolled = CLIENTS.insert(cookie, client, 0).is_ok()
+        && CLIENT_SOCKETS.update(&mut key, unsafe { &mut *ops }, BPF_NOEXIST.into()).is_ok();
+    if !enrolled {
+        steered.way = Way::Relay as u8;
+        tally(Tally::NotEnrolled);
+        return tell(worker, EventKind::Client, 0, cookie);
+    }
+    tally(Tally::Enrolled);
+    let Some(route) = ROUTES.get_ptr_mut(state.route) else { return };
+    // SAFETY: a value of the map.
+    let before = unsafe { atomic::fetch_add(&raw mut (*route).enrolled, 1) };
+    if before % ACCEPT_EVERY == ACCEPT_EVERY - 1 {
+        tell(worker, EventKind::Accept, 0, 0);
+    }
+}
+
+/// A client's connection has changed its state.
+#[inline(always)]
+fn client_changed(sk: *mut bpf_sock, tcp_state: u32) {
+    let Some(steered) = steered(sk) else { return };
+    // Established is the one state in which the client may still send.
+    if tcp_state != flow::TCP_ESTABLISHED && steered.served != 0 {
+        slots::client_left(steered.slot, steered.cookie);
+    }
+    if tcp_state == flow::TCP_CLOSE {
+        let _absent = CLIENTS.remove(steered.cookie);
+    }
+}
+
+/// A connection of the broker to an origin has changed its state.
+#[inline(always)]
+fn origin_changed(ops: *mut bpf_sock_ops, tcp_state: u32) {
+    if tcp_state == flow::TCP_ESTABLISHED {
+        return;
+    }
+    // SAFETY: the context that the kernel handed to the program.
+    let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
+    // SAFETY: a value of the map, copied at once.
+    let Some(slot) = (unsafe { ORIGIN_SLOTS.get(cookie) }) else { return };
+    slots::origin_left(*slot, cookie, tcp_state == flow::TCP_CLOSE);
 }
 
 /// Adds one to a bucket of a histogram.
@@ -288,29 +375,4 @@ fn local(ops: *mut bpf_sock_ops) -> Address {
 fn now_ns() -> u64 {
     // SAFETY: takes nothing and reads a clock.
     unsafe { bpf_ktime_get_ns() }
-}
-
-/// The error that is pending on a socket, if the loader knows where the kernel keeps it.
-///
-/// Programs may not compute with socket pointers, so the pointer is put on the stack and read
-/// back as a number.
-#[inline(always)]
-fn sk_err(sk: *mut bpf_sock) -> Option<i32> {
-    let offset = SK_ERR_OFFSET.load();
-    if offset == UNKNOWN_OFFSET {
-        return None;
-    }
-    let mut address = 0_u64;
-    // SAFETY: both ends are pointer-sized variables on the stack.
-    let failed = unsafe {
-        bpf_probe_read_kernel((&raw mut address).cast(), 8, (&raw const sk).cast::<c_void>())
-    };
-    if failed != 0 {
-        return None;
-    }
-    let from = ptr::without_provenance::<c_void>((address + u64::from(offset)) as usize);
-    let mut error = 0_i32;
-    // SAFETY: the helper checks the address that it reads from; the target is on the stack.
-    let failed = unsafe { bpf_probe_read_kernel((&raw mut error).cast(), 4, from) };
-    (failed == 0).then_some(error)
 }
