@@ -145,6 +145,12 @@ impl Inbox {
         &mut buffer[self.end..]
     }
 
+    /// Puts bytes in, of which there are no more than [`Inbox::room`] has.
+    pub fn fill(&mut self, bytes: &[u8]) {
+        self.room()[..bytes.len()].copy_from_slice(bytes);
+        self.filled(bytes.len());
+    }
+
     /// Notes that `n` bytes were written to the start of [`Inbox::room`].
     pub fn filled(&mut self, n: usize) {
         self.end += n;

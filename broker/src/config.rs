@@ -48,6 +48,9 @@ pub struct Service {
     pub protocol: Protocol,
     /// Which origin a connection goes to.
     pub route: Route,
+    /// Which clients are steered in the kernel. Only intercepted http1 clients of a balanced
+    /// service without affinity are; for others this is [`Steer::Relay`].
+    pub steer: Steer,
     /// Static origins; empty only for [`Route::Dialled`]. No duplicates.
     pub origins: Vec<SocketAddr>,
     /// Pool settings, per worker and origin.
@@ -118,6 +121,18 @@ pub enum OpaqueReuse {
         /// How long the socket must stay silent.
         settle: Duration,
     },
+}
+
+/// Which clients of a service the kernel serves by itself where it can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Steer {
+    /// Those whose socket is nonblocking when they connect and send.
+    #[default]
+    Auto,
+    /// All. A blocking client must expect `EAGAIN` when a signal interrupts it.
+    Kernel,
+    /// None: the daemon relays all bytes.
+    Relay,
 }
 
 /// Which origin a client's connection goes to.

@@ -16,8 +16,9 @@ use tokio::sync::watch;
 
 use crate::admin::{self, Health};
 use crate::clock;
-use crate::config::{Config, Route};
+use crate::config::{Config, Route, Steer};
 use crate::datapath::kernel::{self, Kernel, KernelLog};
+use crate::datapath::steering::Layout;
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
 use crate::net;
 use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
@@ -232,6 +233,7 @@ fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
         intercept: intercepting.then(|| kernel::InterceptOptions {
             workers: config.workers.get(),
             heartbeat_age_max: config.heartbeat_age_max,
+            steer: Layout::new(config),
         }),
         ..kernel::Options::default()
     };
@@ -269,7 +271,9 @@ fn intercepted_services(
             targets: service.intercept.clone(),
             cgroups: service.cgroups.iter().map(cgroup).collect::<Result<_, _>>()?,
             keep_destination: matches!(service.route, Route::Dialled { .. })
-                || config.intercept_from_netns.is_some(),
+                || config.intercept_from_netns.is_some()
+                || service.steer != Steer::Relay,
+            steer: service.steer,
             listeners: listeners.iter().map(|worker| worker[position]).collect(),
         });
     }

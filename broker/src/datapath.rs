@@ -4,12 +4,16 @@
 //! [`Inert`] stands in where there are none (a host that only listens, and tests).
 
 pub mod kernel;
+pub mod steering;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
-use crate::config::Intercept;
+use self::steering::{SteeredService, Steering};
+use crate::config::{Intercept, Steer};
 
 /// What the kernel needs to know to send one service's clients to the broker.
 #[derive(Clone, Debug)]
@@ -22,6 +26,8 @@ pub struct InterceptedService {
     pub cgroups: Vec<CgroupId>,
     /// Whether workers will ask for the [`Datapath::original_destination`] of each client.
     pub keep_destination: bool,
+    /// Which clients are steered.
+    pub steer: Steer,
     /// The listeners of each worker, in worker order.
     pub listeners: Vec<WorkerListeners>,
 }
@@ -38,12 +44,30 @@ pub struct CgroupId {
 /// Where one worker takes the intercepted connections of one service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WorkerListeners {
+    /// Those that it serves at once.
+    pub relayed: ListenerSet,
+    /// Those that the kernel may serve.
+    pub steered: ListenerSet,
+}
+
+/// Listeners by who can reach them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ListenerSet {
     /// Port of the listener on 127.0.0.1.
     pub loopback_v4: u16,
     /// Port of the listener on `[::1]`; 0 where IPv6 is not available.
     pub loopback_v6: u16,
     /// Listener for clients in other network namespaces, if any.
     pub netns: Option<SocketAddr>,
+}
+
+/// What the kernel has noted of an intercepted connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialled {
+    /// What the client dialled.
+    pub address: SocketAddr,
+    /// Cookie of the client's socket.
+    pub client: u64,
 }
 
 /// Kernel services the daemon relies on.
@@ -59,13 +83,18 @@ pub trait Datapath: Send + Sync {
     /// Makes `services` the intercepted ones from now on.
     fn intercept(&self, services: &[InterceptedService]) -> anyhow::Result<()>;
 
-    /// The address that a client dialled before it was sent to `listener`, if the kernel program
-    /// has noted it. `client` is the peer address of the accepted socket.
+    /// What a client dialled before it was sent to `listener`, if the kernel program has noted it;
+    /// it does so for as long as the client's socket lives. `client` is the peer address of the accepted socket.
     fn original_destination(
         &self,
         client: SocketAddr,
         listener: SocketAddr,
-    ) -> io::Result<Option<SocketAddr>>;
+    ) -> io::Result<Option<Dialled>>;
+
+    /// What steers clients in the kernel, if anything can be.
+    fn steering(&self) -> Option<&Arc<Steering>> {
+        None
+    }
 
     /// What the kernel has counted so far.
     fn counters(&self) -> anyhow::Result<KernelCounters>;
@@ -84,6 +113,10 @@ pub struct KernelCounters {
     pub totals_broker: ConnectionCounters,
     /// Outcomes of the connect hook.
     pub intercept: InterceptCounters,
+    /// What was steered, by position of the service in the configuration.
+    pub steered: Vec<Option<SteeredService>>,
+    /// Rare events of steering.
+    pub steering: SteeringCounters,
 }
 
 /// The counters of one remote endpoint.
@@ -146,6 +179,40 @@ pub struct InterceptCounters {
     pub bound_to_device: u64,
 }
 
+/// State and rare events of steering.
+#[derive(Clone, Debug, Default)]
+pub struct SteeringCounters {
+    /// Whether clients can be steered.
+    pub on: bool,
+    /// Why not, if something in the configuration asks for it.
+    pub off_because: Option<String>,
+    /// Clients that could be steered.
+    pub enrolled: u64,
+    /// Clients that could not be, because the map was full.
+    pub not_enrolled: u64,
+    /// Events that found their queue full; the worker noticed by itself, but later.
+    pub events_lost: u64,
+    /// Bytes on idle origin sockets.
+    pub unsolicited: u64,
+    /// Responses with more bytes than they had said.
+    pub surplus: u64,
+}
+
+impl SteeringCounters {
+    /// The counts that are not zero.
+    #[must_use]
+    pub fn by_name(&self) -> BTreeMap<String, u64> {
+        let all = [
+            ("clients_enrolled", self.enrolled),
+            ("clients_not_enrolled", self.not_enrolled),
+            ("events_lost", self.events_lost),
+            ("unsolicited", self.unsolicited),
+            ("surplus", self.surplus),
+        ];
+        all.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name.to_owned(), n)).collect()
+    }
+}
+
 /// No kernel programs: counts nothing, intercepts nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inert;
@@ -168,7 +235,7 @@ impl Datapath for Inert {
         &self,
         _client: SocketAddr,
         _listener: SocketAddr,
-    ) -> io::Result<Option<SocketAddr>> {
+    ) -> io::Result<Option<Dialled>> {
         Ok(None)
     }
 

@@ -32,13 +32,22 @@ pub struct Stream {
     registration: OnceCell<AsyncFd<RawFd>>,
     socket: TcpStream,
     abort: Cell<bool>,
+    /// Bytes in each direction so far.
+    sent: Cell<u64>,
+    received: Cell<u64>,
 }
 
 impl Stream {
     /// Wraps a connected socket that is already nonblocking.
     #[must_use]
     pub fn new(socket: TcpStream) -> Self {
-        Self { registration: OnceCell::new(), socket, abort: Cell::new(false) }
+        Self {
+            registration: OnceCell::new(),
+            socket,
+            abort: Cell::new(false),
+            sent: Cell::new(0),
+            received: Cell::new(0),
+        }
     }
 
     fn registration(&self) -> io::Result<&AsyncFd<RawFd>> {
@@ -52,6 +61,11 @@ impl Stream {
         let registration =
             unsafe { AsyncFd::register_with_interest(self.socket.as_raw_fd(), interest) }?;
         Ok(self.registration.get_or_init(|| registration))
+    }
+
+    /// Leaves the event loop, until it has to wait again.
+    pub fn leave_event_loop(&mut self) {
+        self.registration.take();
     }
 
     /// Receives some bytes; 0 means that the peer has ended its side.
@@ -86,7 +100,9 @@ impl Stream {
 
     /// Receives what is there already; `WouldBlock` if there is nothing.
     pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        retry_interrupted(|| (&self.socket).read(buffer))
+        let received = retry_interrupted(|| (&self.socket).read(buffer))?;
+        self.received.set(self.received.get() + received as u64);
+        Ok(received)
     }
 
     /// Waits for something to receive, without holding a buffer meanwhile.
@@ -146,7 +162,10 @@ impl Stream {
     fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
         match retry_interrupted(|| (&self.socket).write(bytes))? {
             0 => Err(ErrorKind::WriteZero.into()),
-            sent => Ok(sent),
+            sent => {
+                self.sent.set(self.sent.get() + sent as u64);
+                Ok(sent)
+            }
         }
     }
 
@@ -156,7 +175,10 @@ impl Stream {
     pub async fn send_last(&self, bytes: &[u8], stall: Duration) -> io::Result<()> {
         let flags = nix::libc::MSG_MORE | nix::libc::MSG_NOSIGNAL;
         match SockRef::from(&self.socket).send_with_flags(bytes, flags) {
-            Ok(sent) => self.send_all(&bytes[sent..], stall).await,
+            Ok(sent) => {
+                self.sent.set(self.sent.get() + sent as u64);
+                self.send_all(&bytes[sent..], stall).await
+            }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 self.send_all(bytes, stall).await
             }
@@ -212,6 +234,18 @@ impl Stream {
                 },
             }
         }
+    }
+
+    /// Bytes sent so far.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent.get()
+    }
+
+    /// Bytes received so far.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.received.get()
     }
 
     /// Ends our side of the connection.
@@ -331,17 +365,43 @@ impl Listener {
         }
     }
 
-    /// Takes a connection that is already queued. Nonblocking from the start: one system call
-    /// where `std`'s `accept` needs two.
+    /// Takes a connection that is already queued.
     pub fn accept_queued(&self) -> io::Result<Stream> {
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        Ok(Stream::new(accept4(self.0.get_ref(), flags)?.into()))
+        accept_queued(self.0.get_ref())
     }
 
     /// The address it listens on.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.get_ref().local_addr()
     }
+}
+
+/// A listener that wakes nobody: its connections stay in the kernel's queue until somebody looks.
+#[derive(Debug)]
+pub struct Backlog(TcpListener);
+
+impl Backlog {
+    /// Starts to listen.
+    pub fn start(bound: Socket) -> io::Result<Self> {
+        bound.listen(BACKLOG)?;
+        Ok(Self(bound.into()))
+    }
+
+    /// Takes a connection that is already queued.
+    pub fn accept_queued(&self) -> io::Result<Stream> {
+        accept_queued(&self.0)
+    }
+
+    /// The address it listens on.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+/// Nonblocking from the start: one system call where `std`'s `accept` needs two.
+fn accept_queued(listener: &TcpListener) -> io::Result<Stream> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    Ok(Stream::new(accept4(listener, flags)?.into()))
 }
 
 fn tcp_socket(peer_or_local: SocketAddr) -> io::Result<Socket> {

@@ -12,6 +12,7 @@ pub mod idle;
 
 mod connection;
 mod lease;
+mod stock;
 #[cfg(test)]
 mod tests;
 
@@ -29,10 +30,12 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 pub use lease::Lease;
+pub use stock::{Steer, TakenOver};
 
 use self::backoff::Backoff;
 use self::connection::{Connection, IdleEvents};
 use self::idle::{IdleList, Life, Limits};
+use self::stock::{Attention, Published, Stock};
 use crate::boundary::{CloseReason, Verdict};
 use crate::clock;
 use crate::config::PoolConfig;
@@ -98,6 +101,8 @@ struct Shared {
     closing: Cell<Option<EvictReason>>,
     /// A task is about to look after patient waiters.
     look_arranged: Cell<bool>,
+    /// The kernel must leave idle sockets to those who wait.
+    reserved: Cell<bool>,
 }
 
 struct Origin {
@@ -105,7 +110,11 @@ struct Origin {
     address: SocketAddr,
     metrics: Arc<OriginMetrics>,
     idle: RefCell<IdleList<Connection>>,
-    /// Idle and leased sockets.
+    /// Sockets that are left to the kernel, if any can be.
+    stock: Option<Stock>,
+    /// See [`Shared::reserved`].
+    reserved: Cell<bool>,
+    /// Idle and leased sockets, and those left to the kernel.
     open: Cell<usize>,
     /// Handshakes under way; `slow` of them for longer than [`SLOW_DIAL`].
     dialling: Cell<usize>,
@@ -120,7 +129,8 @@ struct Waiter {
 }
 
 impl Pool {
-    /// A pool for `origins`. Must be called where local tasks can be spawned.
+    /// A pool for `origins`; with `steer`, the kernel may use its sockets as well. Must be called
+    /// where local tasks can be spawned.
     #[must_use]
     pub fn new(
         config: PoolConfig,
@@ -128,6 +138,7 @@ impl Pool {
         origins: Vec<(SocketAddr, Arc<OriginMetrics>)>,
         metrics: Arc<ServiceMetrics>,
         environment: Environment,
+        steer: Option<&Steer>,
     ) -> Self {
         let limits = Limits {
             max_idle: config.max_idle,
@@ -140,6 +151,8 @@ impl Pool {
                 address,
                 metrics,
                 idle: RefCell::new(IdleList::new(limits)),
+                stock: steer.map(|steer| Stock::new(steer, index)),
+                reserved: Cell::new(false),
                 open: Cell::new(0),
                 dialling: Cell::new(0),
                 slow: Cell::new(0),
@@ -157,6 +170,7 @@ impl Pool {
             events: Arc::default(),
             closing: Cell::new(None),
             look_arranged: Cell::new(false),
+            reserved: Cell::new(false),
         });
         let pool = Rc::clone(&shared);
         let watcher = tokio::task::spawn_local(async move {
@@ -194,6 +208,7 @@ impl Pool {
         let shared = &self.shared;
         let (place, handed_over) = shared.enqueue()?;
         shared.dial_for_waiters(avoid);
+        shared.reserve();
         let result = tokio::time::timeout(shared.config.queue_timeout, handed_over).await;
         drop(place);
         match result {
@@ -221,6 +236,38 @@ impl Pool {
         shared.dial_for_waiters(None);
     }
 
+    /// Looks at a slot that the kernel programs have said something about; `origin` is the
+    /// position of its origin.
+    #[must_use]
+    pub fn look_at_slot(&self, origin: usize, slot: usize) -> Option<Steered> {
+        let origin = self.shared.origins.get(origin)?;
+        let attention = origin.stock.as_ref()?.look_at(slot);
+        self.shared.attend(origin, attention)
+    }
+
+    /// Looks at all sockets that are left to the kernel, for what no event has told. To be called
+    /// a few times a second; exchanges may last as long as `stall`.
+    #[must_use]
+    pub fn look_at_stock(&self, stall: Duration) -> Vec<Steered> {
+        let now = clock::now();
+        let idle_ttl = self.shared.config.idle_ttl;
+        let mut steered = Vec::new();
+        for origin in &self.shared.origins {
+            let Some(stock) = &origin.stock else { continue };
+            stock.look_at_demand(now);
+            for attention in stock.sweep(idle_ttl, stall, now) {
+                steered.extend(self.shared.attend(origin, attention));
+            }
+            if let Some(reason) = self.shared.closing.get() {
+                for connection in stock.take_all() {
+                    origin.close(connection, reason);
+                }
+            }
+            origin.publish();
+        }
+        steered
+    }
+
     /// Whether no socket is missing that [`PoolConfig::prewarm`] asks for and that could still
     /// come: each origin is either warm or known to be failing.
     #[must_use]
@@ -246,13 +293,26 @@ impl Pool {
 
     fn close(&self, reason: EvictReason) {
         self.shared.closing.set(Some(reason));
+        self.shared.reserve();
         for origin in &self.shared.origins {
             let idle = origin.idle.borrow_mut().remove_if(|_| true);
-            for connection in idle {
+            let stock = origin.stock.as_ref().map(Stock::take_all).unwrap_or_default();
+            for connection in idle.into_iter().chain(stock) {
                 origin.close(connection, reason);
             }
         }
     }
+}
+
+/// What a pool tells of exchanges that the kernel carried.
+pub enum Steered {
+    /// The daemon goes on with this one.
+    TakeOver(Lease, TakenOver),
+    /// This client does not get its whole response.
+    Broken {
+        /// Cookie of its socket.
+        client: u64,
+    },
 }
 
 impl Drop for Pool {
@@ -274,6 +334,8 @@ impl Drop for Place {
         let mut waiters = self.shared.waiters.borrow_mut();
         waiters.retain(|waiter| waiter.id != self.id);
         self.shared.metrics.waiting.set(waiters.len());
+        drop(waiters);
+        self.shared.reserve();
     }
 }
 
@@ -302,17 +364,16 @@ impl Shared {
     /// A warm socket of the best origin that has one, known to be clean.
     fn take_warm(self: &Rc<Self>, avoid: Option<SocketAddr>, now: Instant) -> Option<Lease> {
         loop {
-            let mut picked =
-                self.pick(avoid, |o| !o.idle.borrow().is_empty() || self.is_cold(o, now))?;
-            if picked.idle.borrow().is_empty() {
+            let mut picked = self.pick(avoid, |o| o.has_idle() || self.is_cold(o, now))?;
+            if !picked.has_idle() {
                 // An origin without any socket gets one in the background, so that it takes part
                 // again; nobody waits for that while another origin is warm.
                 self.dial(picked);
-                picked = self.pick(avoid, |o| !o.idle.borrow().is_empty())?;
+                picked = self.pick(avoid, Origin::has_idle)?;
             }
-            let taken = picked.idle.borrow_mut().take(now);
-            match taken {
-                Some((connection, _)) => {
+            let taken = picked.idle.borrow_mut().take(now).map(|(connection, _)| connection);
+            match taken.or_else(|| picked.stock.as_ref()?.take()) {
+                Some(connection) => {
                     if let Some(lease) = self.lease_if_clean(picked, connection) {
                         return Some(lease);
                     }
@@ -385,9 +446,34 @@ impl Shared {
     fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>) {
         let now = clock::now();
         let fresh = || self.origins.iter().map(|o| o.dialling.get() - o.slow.get()).sum::<usize>();
+        self.serve_from_stock(now);
         while fresh() < self.impatient(now) {
             let Some(origin) = self.pick(avoid, |o| self.may_dial(o, now)) else { break };
             self.dial(origin);
+        }
+    }
+
+    /// Those who wait and cannot be helped by a dial come before whoever the kernel serves next.
+    fn reserve(&self) {
+        let now = clock::now();
+        let reserved = self.closing.get().is_some()
+            || !self.waiters.borrow().is_empty()
+                && !self.origins.iter().any(|o| o.dialling.get() > 0 || self.may_dial(o, now));
+        if self.reserved.replace(reserved) != reserved {
+            for origin in &self.origins {
+                origin.reserved.set(reserved);
+                origin.publish();
+            }
+        }
+    }
+
+    /// Sockets that the kernel has finished with come back to nobody by themselves.
+    fn serve_from_stock(self: &Rc<Self>, now: Instant) {
+        while !self.waiters.borrow().is_empty()
+            && self.origins.iter().any(|o| o.stock.as_ref().is_some_and(|s| s.idle() > 0))
+            && let Some(lease) = self.take_warm(None, now)
+        {
+            self.hand_over(lease);
         }
     }
 
@@ -400,10 +486,13 @@ impl Shared {
         }
         // They stand in the order of their arrival.
         let patient_from = waiters.partition_point(|waiter| now >= waiter.since + DIAL_AFTER);
-        if let Some(next) = waiters.get(patient_from)
+        let shares = self.origins.iter().any(|o| o.stock.as_ref().is_some_and(|s| s.held() > 0));
+        let next = waiters.get(patient_from).map(|next| next.since + DIAL_AFTER);
+        if let Some(due) =
+            next.or_else(|| (shares && !waiters.is_empty()).then(|| now + DIAL_AFTER))
             && !self.look_arranged.replace(true)
         {
-            let (pool, due) = (Rc::downgrade(self), next.since + DIAL_AFTER);
+            let pool = Rc::downgrade(self);
             tokio::task::spawn_local(async move {
                 tokio::time::sleep_until(due.into()).await;
                 let Some(pool) = pool.upgrade() else { return };
@@ -522,6 +611,7 @@ impl Shared {
         if let Some(reason) = self.closing.get() {
             return origin.close(connection, reason);
         }
+        let Some(connection) = self.leave_to_kernel(origin, connection, now) else { return };
         // Watched from here on: an end, a reset or any byte wakes the pool.
         if let Some(reason) = self.dirt(connection.watch()) {
             return origin.close(connection, reason);
@@ -532,6 +622,59 @@ impl Shared {
             origin.close(connection, reason);
         }
         origin.publish();
+    }
+
+    /// Leaves a socket to the kernel if that wants it; gives it back otherwise.
+    fn leave_to_kernel(
+        &self,
+        origin: &Origin,
+        connection: Connection,
+        now: Instant,
+    ) -> Option<Connection> {
+        let Some(stock) = &origin.stock else { return Some(connection) };
+        let back = if stock.is_wanted(now) && stock.held() < self.config.max_idle {
+            stock.publish(connection, self.config.max_requests)
+        } else {
+            Published::NoPlace(connection)
+        };
+        let dirty = match back {
+            Published::Yes => None,
+            Published::NoPlace(mut connection) => {
+                if stock.withdraw(&mut connection) {
+                    return Some(connection);
+                }
+                Some(connection)
+            }
+            Published::Dirty(connection) => Some(connection),
+        };
+        if let Some(connection) = dirty {
+            origin.close(connection, EvictReason::IdleBytes);
+        }
+        origin.publish();
+        None
+    }
+
+    /// Deals with a socket that the kernel is done with.
+    fn attend(self: &Rc<Self>, origin: &Rc<Origin>, attention: Attention) -> Option<Steered> {
+        match attention {
+            Attention::None => None,
+            Attention::Back(connection) => {
+                self.offer(origin, connection);
+                None
+            }
+            Attention::TakeOver(connection, exchange) => {
+                let lease = Lease::taken_over(Rc::clone(self), Rc::clone(origin), connection);
+                Some(Steered::TakeOver(lease, exchange))
+            }
+            Attention::Broken(connection, client) => {
+                origin.close(connection, EvictReason::Exchange(CloseReason::Truncated));
+                Some(Steered::Broken { client })
+            }
+            Attention::Dirty(connection, reason) => {
+                origin.close(connection, reason);
+                None
+            }
+        }
     }
 
     /// Hands a lease to the first waiter that still wants it; without one it goes idle.
@@ -567,8 +710,14 @@ impl Shared {
 }
 
 impl Origin {
+    /// Sockets with an exchange under way, in the kernel or in the daemon.
     fn active(&self) -> usize {
-        self.open.get() - self.idle.borrow().len()
+        let stock = self.stock.as_ref().map_or(0, Stock::idle);
+        (self.open.get() - self.idle.borrow().len()).saturating_sub(stock)
+    }
+
+    fn has_idle(&self) -> bool {
+        !self.idle.borrow().is_empty() || self.stock.as_ref().is_some_and(|s| s.idle() > 0)
     }
 
     fn add_dialling(&self, n: isize) {
@@ -577,8 +726,14 @@ impl Origin {
     }
 
     fn publish(&self) {
-        self.metrics.idle.set(self.idle.borrow().len());
+        let idle = self.idle.borrow().len();
+        let (shared, held) = self.stock.as_ref().map_or((0, 0), |s| (s.idle(), s.held()));
+        self.metrics.idle.set(idle + shared);
         self.metrics.active.set(self.active());
+        if let Some(stock) = &self.stock {
+            let leased = (self.open.get() - idle).saturating_sub(held);
+            stock.set_load(leased + self.dialling.get(), !self.reserved.get());
+        }
     }
 
     fn sweep(&self, now: Instant) {

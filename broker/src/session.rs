@@ -9,6 +9,7 @@ mod exchange;
 mod opaque;
 mod refusal;
 mod request;
+mod steered;
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 pub use opaque::opaque;
+pub use steered::Steered;
 
 use self::exchange::{After, Exchanging, Kept};
 use self::request::Next;
@@ -71,16 +73,31 @@ impl Stop {
 }
 
 /// Serves an http1 client: request after request, each with an origin socket of its own choice.
-pub async fn http1(context: &Context, pool: &Pool, client: Stream, affinity: Affinity) {
+/// With `steered`, those that the kernel does not serve.
+pub async fn http1(
+    context: &Context,
+    pool: &Pool,
+    client: Stream,
+    affinity: Affinity,
+    steered: Option<&Steered>,
+) {
     let mut inbox = Inbox::new(&context.buffers);
     let mut kept = Kept::default();
     let after = loop {
-        let next = request::next(context, &client, &mut inbox).await;
-        let exchanging = Exchanging { context, pool, client: &client, affinity };
+        // Whatever the kernel has begun for the client, the end of the daemon must not look like
+        // the end of it.
+        client.abort_on_close(steered.is_some());
+        let next = request::next(context, &client, &mut inbox, steered).await;
+        let exchanging = Exchanging { context, pool, client: &client, affinity, steered };
         // If the daemon ends in the middle, the client must not take a part for the whole.
         client.abort_on_close(!matches!(next, Next::Gone));
         let after = match next {
-            Next::Head(head) => exchanging.run(&mut inbox, &head, &mut kept).await,
+            Next::Head(head) => exchanging.run(&mut inbox, &head, &mut kept, None).await,
+            Next::TakeOver(begun) => {
+                let (lease, exchange) = *begun;
+                Box::pin(exchanging.take_over(lease, &exchange.request, &mut kept)).await
+            }
+            Next::Broken => After::Abort,
             // Boxed here and below: what is rare must not make every session's task larger.
             Next::Tunnel(reason) => {
                 Box::pin(exchanging.tunnel(&mut inbox, reason, &mut kept)).await
@@ -90,6 +107,12 @@ pub async fn http1(context: &Context, pool: &Pool, client: Stream, affinity: Aff
         client.abort_on_close(matches!(after, After::Abort));
         if !matches!(after, After::NextRequest) || context.stop.is_raised() {
             break after;
+        }
+        if let Some(steered) = steered
+            && inbox.is_empty()
+            && kept.is_empty()
+        {
+            steered.done(&client);
         }
     };
     kept.end();

@@ -15,7 +15,7 @@ pub use histogram::Histogram;
 pub use registry::{Registry, ServiceRecords};
 pub use snapshot::{
     DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, HostCounters, OriginSnapshot, OriginTotals,
-    Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot, SnapshotError,
+    Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot, SnapshotError, SteeredSnapshot,
 };
 
 use crate::boundary::CloseReason;

@@ -1,14 +1,18 @@
 //! System calls that no safe wrapper covers; nearly all of the daemon's `unsafe`.
 #![expect(unsafe_code, reason = "the one place for raw system calls, each block with its reason")]
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::num::NonZeroUsize;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use aya_log::EbpfLogger;
 use log::Log;
 use nix::errno::Errno;
 use nix::libc;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -48,21 +52,121 @@ pub(crate) fn watch_log(log: ProgramsLog) -> io::Result<AsyncFd<ProgramsLog>> {
 /// (`SO_NETNS_COOKIE`, Linux 5.14).
 pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
-    let mut cookie = 0_u64;
+    number_option(socket, SO_NETNS_COOKIE)
+}
+
+fn number_option(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<u64> {
+    let mut number = 0_u64;
     let mut length: libc::socklen_t = 8;
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which is 8 bytes long, and
+    // SAFETY: the kernel writes at most `length` bytes to `number`, which is 8 bytes long, and
     // the real length to `length`; both live across the call.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
+            option,
+            (&raw mut number).cast(),
             &raw mut length,
         )
     };
     Errno::result(result)?;
-    Ok(cookie)
+    Ok(number)
+}
+
+/// The cookie of a socket, as kernel programs see it (socket(7), `SO_COOKIE`).
+pub(crate) fn socket_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    number_option(socket, libc::SO_COOKIE)
+}
+
+/// How many bytes TCP has received on a socket, ever, whatever became of them (`tcp_info`,
+/// Linux 4.1).
+pub(crate) fn bytes_received(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    /// Where `tcpi_bytes_received` lies, in words of 8 bytes.
+    const WORD: usize = 16;
+    let mut info = [0_u64; WORD + 1];
+    let mut length = libc::socklen_t::try_from(size_of_val(&info)).unwrap_or(0);
+    // SAFETY: the kernel writes at most `length` bytes to `info`, which is that long, and the real
+    // length to `length`; both live across the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    Errno::result(result)?;
+    if (length as usize) < size_of_val(&info) {
+        return Err(ErrorKind::Unsupported.into());
+    }
+    Ok(info[WORD])
+}
+
+/// How many bytes a socket says can be read (`FIONREAD`, `ioctl(2)`).
+pub(crate) fn unread(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one c_int, which lives across the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+    Errno::result(result)?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// Puts a descriptor of its own into the event loop.
+pub(crate) fn watch_readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the AsyncFd owns the descriptor and keeps it open until dropped.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}
+
+/// Types that several parties may change at a time.
+///
+/// # Safety
+///
+/// Consists of atomics and padding only, so that every bit pattern is valid and every access is
+/// atomic.
+pub(crate) unsafe trait Shared: Sync {}
+
+// SAFETY: one atomic.
+unsafe impl Shared for AtomicU64 {}
+// SAFETY: atomics only.
+unsafe impl<const N: usize> Shared for [AtomicU8; N] {}
+
+/// The values of an array map of kernel programs, in this process's memory.
+pub(crate) struct Mapped<T> {
+    start: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: it owns the mapping, and its values may be used by any thread.
+unsafe impl<T: Shared> Send for Mapped<T> {}
+// SAFETY: as above.
+unsafe impl<T: Shared> Sync for Mapped<T> {}
+
+impl<T: Shared> Mapped<T> {
+    /// Maps an array of `len` values of this type, made with `BPF_F_MMAPABLE`.
+    pub(crate) fn new(map: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        // The kernel lays array values out at multiples of 8 bytes.
+        const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 8) };
+        let bytes = NonZeroUsize::new(len * size_of::<T>()).ok_or(ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let start = unsafe { mmap(None, bytes, protection, MapFlags::MAP_SHARED, map, 0) }?;
+        Ok(Self { start: start.cast(), len })
+    }
+
+    /// A value; `None` beyond the end.
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        // SAFETY: the mapping holds `len` values, lives as long as `self`, and any bits are valid.
+        (index < self.len).then(|| unsafe { self.start.add(index).as_ref() })
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's, and references to it have ended with `self`.
+        let result = unsafe { munmap(self.start.cast(), self.len * size_of::<T>()) };
+        debug_assert!(result.is_ok());
+    }
 }
 
 /// How many sent bytes the peer has not acknowledged (`tcp(7)`, `SIOCOUTQ`).
@@ -75,11 +179,26 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> 
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::net::{TcpStream, UdpSocket};
     use std::os::fd::AsFd as _;
 
     use super::*;
+
+    #[test]
+    fn received_bytes_are_counted_whether_read_or_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        assert_eq!(bytes_received(ours.as_fd()).unwrap(), 0);
+        theirs.write_all(&[0; 10]).unwrap();
+        ours.read_exact(&mut [0; 10]).unwrap();
+        theirs.write_all(&[0; 7]).unwrap();
+        ours.peek(&mut [0; 1]).unwrap();
+        assert_eq!(bytes_received(ours.as_fd()).unwrap(), 17);
+        assert_eq!(unread(ours.as_fd()).unwrap(), 7);
+        assert_eq!(bytes_received(theirs.as_fd()).unwrap(), 0);
+    }
 
     #[test]
     fn sockets_of_one_namespace_share_its_cookie() {

@@ -4,26 +4,30 @@
 //! through two channels: it says when its pools are warm, and is told when to stop.
 
 mod dialled;
+mod events;
 mod service;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
-use std::net::SocketAddr;
-use std::rc::Rc;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use broker_ebpf::abi::{Event, EventKind};
 use rand::SeedableRng;
 use rand::rngs::{StdRng, SysRng};
+use socket2::Socket;
 use tokio::sync::{oneshot, watch};
 
+use self::events::Events;
 use self::service::{Service, Via};
 use crate::buffers::Buffers;
-use crate::config::{self, Config};
-use crate::datapath::{Datapath, WorkerListeners};
-use crate::net::{self, Listener};
+use crate::config::{self, Config, Steer};
+use crate::datapath::{Datapath, ListenerSet, WorkerListeners, steering};
+use crate::net::{self, Backlog, Listener};
 use crate::pool::Environment;
 use crate::session::Stop;
 use crate::stats::Registry;
@@ -118,16 +122,17 @@ async fn run(
     let mut reports = Vec::new();
     for (position, service) in shared.config.services.iter().enumerate() {
         let records = shared.registry.register(position);
+        let bound = Bound::new(service, shared.config.intercept_from_netns)
+            .with_context(|| format!("service {:?}", service.name))?;
         let built = Rc::new(Service::new(
             service,
+            Place { service: position, worker: index },
             records,
             &environment,
             &buffers,
             Rc::clone(&stop),
-            Arc::clone(&shared.datapath),
+            bound.steered,
         ));
-        let bound = Bound::new(service, shared.config.intercept_from_netns)
-            .with_context(|| format!("service {:?}", service.name))?;
         reports.push(bound.report);
         listening.extend(bound.listeners.into_iter().map(|l| (Rc::clone(&built), l)));
         services.push(built);
@@ -148,6 +153,7 @@ async fn run(
             (service, listener, via, task)
         })
         .collect();
+    let steering = Steering::start(index, &shared, &services);
     shared.datapath.heartbeat(index).context("first heartbeat")?;
     report.send(reports).ok();
 
@@ -162,6 +168,7 @@ async fn run(
                 for service in &services {
                     service.tick();
                 }
+                steering.tick();
             }
             changed = stage.changed() => if changed.is_err() { break },
         }
@@ -174,14 +181,107 @@ async fn run(
             service.serve(client, via, &listener);
         }
     }
+    steering.tick();
     stop.raise();
     for service in &services {
         service.drain();
     }
     while *stage.borrow() != Stage::Quit && services.iter().any(|s| s.is_serving()) {
         tokio::time::sleep(Duration::from_millis(10)).await;
+        steering.tick();
     }
     Ok(())
+}
+
+/// Where a service's part in a worker stands in the whole.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    service: usize,
+    worker: usize,
+}
+
+/// What the worker does for clients that the kernel serves.
+struct Steering {
+    services: Vec<Rc<Service>>,
+    hear: Option<Rc<dyn Fn()>>,
+}
+
+impl Steering {
+    fn start(index: usize, shared: &Shared, services: &[Rc<Service>]) -> Self {
+        let services: Vec<_> = services.iter().filter(|s| s.is_steered()).cloned().collect();
+        let queue = shared.datapath.steering().and_then(|steering| {
+            steering.take_queue(index).map(|queue| (Arc::clone(steering), queue))
+        });
+        let Some((steering, queue)) = queue.filter(|_| !services.is_empty()) else {
+            return Self { services: Vec::new(), hear: None };
+        };
+        let events = Rc::new(Events::new(queue));
+        let lost = Cell::new(steering.events_lost());
+        let by_position: Vec<_> = services.iter().map(Rc::downgrade).collect();
+        let hear = {
+            let events = Rc::clone(&events);
+            move || {
+                let services = || by_position.iter().filter_map(Weak::upgrade);
+                for event in events.take() {
+                    tell(&event, &steering, services);
+                }
+                let lost_now = steering.events_lost();
+                if lost.replace(lost_now) != lost_now {
+                    services().for_each(|service| service.look_at_stock());
+                }
+            }
+        };
+        let hear: Rc<dyn Fn()> = Rc::new(hear);
+        for service in &services {
+            service.hear_with(Rc::clone(&hear));
+        }
+        let forward = Rc::clone(&hear);
+        tokio::task::spawn_local(async move {
+            if let Err(error) = events.forward(forward).await {
+                tracing::error!(%error, "the kernel programs' events are heard with a delay");
+            }
+        });
+        Self { services, hear: Some(hear) }
+    }
+
+    /// Housekeeping, and a look at what no event may have told.
+    fn tick(&self) {
+        if let Some(hear) = &self.hear {
+            hear();
+        }
+        for service in &self.services {
+            service.accept_backlog();
+            service.look_at_stock();
+        }
+    }
+}
+
+/// Brings an event to the service that it concerns.
+fn tell<I: Iterator<Item = Rc<Service>>>(
+    event: &Event,
+    steering: &steering::Steering,
+    services: impl Fn() -> I,
+) {
+    match events::kind(event) {
+        Some(EventKind::Slot) => {
+            let slot = event.slot as usize;
+            let owner = steering.layout().owner(slot);
+            let service =
+                owner.and_then(|owner| services().find(|s| s.position() == owner.service));
+            if let (Some(owner), Some(service)) = (owner, service) {
+                service.look_at_slot(owner.origin, slot);
+            }
+        }
+        Some(EventKind::Accept) => services().for_each(|service| service.accept_backlog()),
+        Some(kind) => {
+            let Some(ends) = steering.client(event.client) else { return };
+            let found = services().any(|service| service.client_called(kind, event.client, ends));
+            if !found {
+                tracing::debug!(client = %ends.0, "a client has left before it was accepted");
+            }
+        }
+        None => {}
+    }
 }
 
 async fn warm_up(services: &[Rc<Service>]) {
@@ -212,11 +312,12 @@ async fn accept(service: Rc<Service>, listener: Rc<Listener>, via: Via) {
 /// The listeners of one service in one worker.
 struct Bound {
     listeners: Vec<(Listener, Via)>,
+    steered: Vec<(Backlog, Via)>,
     report: WorkerListeners,
 }
 
 impl Bound {
-    fn new(service: &config::Service, netns: Option<std::net::IpAddr>) -> anyhow::Result<Self> {
+    fn new(service: &config::Service, netns: Option<IpAddr>) -> anyhow::Result<Self> {
         // An http1 client always speaks first; others may wait for a greeting.
         let speaks_first = matches!(service.protocol, config::Protocol::Http1 { .. });
         let listen = |address: SocketAddr, shared: bool| -> io::Result<Listener> {
@@ -230,30 +331,54 @@ impl Bound {
         }
         let mut report = WorkerListeners::default();
         if service.intercept.is_empty() {
-            return Ok(Self { listeners, report });
+            return Ok(Self { listeners, steered: Vec::new(), report });
         }
         // Each worker has loopback listeners of its own: the kernel's connect hook chooses the
         // worker, not SO_REUSEPORT.
-        let v4 = listen(SocketAddr::from(([127, 0, 0, 1], 0)), false)
-            .context("listening on 127.0.0.1")?;
-        report.loopback_v4 = v4.local_addr()?.port();
-        listeners.push((v4, Via::Loopback));
-        match listen(SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 0)), false) {
-            Ok(v6) => {
-                report.loopback_v6 = v6.local_addr()?.port();
-                listeners.push((v6, Via::Loopback));
-            }
-            Err(error) => tracing::warn!(
-                service = service.name, %error,
-                "no listener on ::1: IPv6 clients reach their origins directly"
-            ),
+        report.relayed = intercepting(service, netns, speaks_first, &mut |socket, via| {
+            listeners.push((Listener::start(socket)?, via));
+            Ok(())
+        })?;
+        let mut steered = Vec::new();
+        if service.steer != Steer::Relay {
+            // Their connections come through at once, request or not: if the daemon dies, those in
+            // the queue are reset, and no client waits for ever.
+            report.steered = intercepting(service, netns, false, &mut |socket, via| {
+                steered.push((Backlog::start(socket)?, via));
+                Ok(())
+            })?;
         }
-        if let Some(address) = netns {
-            let listener = listen(SocketAddr::new(address, 0), false)
-                .with_context(|| format!("intercept_from_netns: listening on {address}"))?;
-            report.netns = Some(listener.local_addr()?);
-            listeners.push((listener, Via::OtherNetns));
-        }
-        Ok(Self { listeners, report })
+        Ok(Self { listeners, steered, report })
     }
+}
+
+/// Binds one listener for each kind of intercepted client and hands it to `add`.
+fn intercepting(
+    service: &config::Service,
+    netns: Option<IpAddr>,
+    wait_for_bytes: bool,
+    add: &mut dyn FnMut(Socket, Via) -> io::Result<()>,
+) -> anyhow::Result<ListenerSet> {
+    let mut set = ListenerSet::default();
+    let mut listen = |address: SocketAddr, via| -> io::Result<SocketAddr> {
+        let socket = net::bind(address, false, wait_for_bytes)?;
+        let address = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::InvalidData)?;
+        add(socket, via)?;
+        Ok(address)
+    };
+    let v4 = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), Via::Loopback);
+    set.loopback_v4 = v4.context("listening on 127.0.0.1")?.port();
+    match listen(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)), Via::Loopback) {
+        Ok(v6) => set.loopback_v6 = v6.port(),
+        Err(error) => tracing::warn!(
+            service = service.name, %error,
+            "no listener on ::1: IPv6 clients reach their origins directly"
+        ),
+    }
+    if let Some(address) = netns {
+        let bound = listen(SocketAddr::new(address, 0), Via::OtherNetns)
+            .with_context(|| format!("intercept_from_netns: listening on {address}"))?;
+        set.netns = Some(bound);
+    }
+    Ok(set)
 }

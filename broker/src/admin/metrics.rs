@@ -90,6 +90,18 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             text.sample(name, &[("service", &service.name)], value(service));
         }
     }
+    let name = "broker_exchanges_steered_total";
+    text.family(name, "counter", "Exchanges that the kernel carried; part of all exchanges.");
+    for service in services {
+        text.sample(name, &[("service", &service.name)], service.steered);
+    }
+    let name = "broker_exchanges_not_steered_total";
+    text.family(name, "counter", "Requests and responses that the kernel left to the daemon.");
+    for service in services {
+        for (reason, count) in &service.not_steered {
+            text.sample(name, &[("service", &service.name), ("reason", reason)], count);
+        }
+    }
     let by_reason: [(&str, &str, Reasons); 2] = [
         (
             "broker_refusals_total",
@@ -171,6 +183,17 @@ fn origins(text: &mut Text, services: &[ServiceSnapshot]) {
             text.sample(name, &labels, count);
         }
     }
+    let name = "broker_origin_steered_responses_total";
+    text.family(name, "counter", "Responses that the kernel carried, by class of their status.");
+    for service in services {
+        for origin in &service.origins {
+            let address = origin.address.to_string();
+            for (class, count) in &origin.steered.status {
+                let labels = [("service", &*service.name), ("origin", &address), ("class", class)];
+                text.sample(name, &labels, count);
+            }
+        }
+    }
     origin_gauges(text, services);
 }
 
@@ -212,6 +235,17 @@ fn kernel(text: &mut Text, snapshot: &Snapshot) {
         "1 if the kernel programs are loaded.",
         u8::from(d.mode == "kernel"),
     );
+    text.single(
+        "broker_steering_enabled",
+        "gauge",
+        "1 if clients can be steered in the kernel.",
+        u8::from(d.steering),
+    );
+    let name = "broker_steering_events_total";
+    text.family(name, "counter", "Rare events of steering.");
+    for (event, count) in &d.steering_events {
+        text.sample(name, &[("event", event)], count);
+    }
     text.single(
         "broker_kernel_connects_rewritten_total",
         "counter",

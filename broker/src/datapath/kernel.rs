@@ -6,6 +6,8 @@
 mod btf;
 mod cgroup;
 mod counters;
+pub mod probe;
+pub mod selftest;
 mod services;
 
 use std::error::Error;
@@ -14,24 +16,28 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use aya::maps::{Array, HashMap, Map, MapData, MapError, SkStorage};
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, Program, ProgramError, SockOps};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, SkStorage, SockHash, SockMap};
+use aya::programs::{
+    CgroupAttachMode, CgroupSockAddr, Program, ProgramError, SchedClassifier, SkMsg, SkSkb, SockOps,
+};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_log::EbpfLogger;
 use broker_ebpf::abi::{
-    Address, ENDPOINTS_MAX, Pair, SocketState, UNKNOWN_OFFSET, WORKERS_MAX, Who, global, name,
+    self, ENDPOINTS_MAX, Offsets, Pair, SocketState, UNKNOWN_OFFSET, WORKERS_MAX, Who, global, name,
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::time::{ClockId, clock_gettime};
 
 pub use self::cgroup::{cgroup_id, mount_point};
 use self::counters::CounterMaps;
+use self::selftest::Step;
 use self::services::ServiceMaps;
-use super::{Datapath, InterceptedService, KernelCounters};
+use super::steering::{Layout, Steering};
+use super::{Datapath, Dialled, InterceptedService, KernelCounters};
 use crate::sys::{self, ProgramsLog};
 
 /// The programs, built by `build.rs`.
@@ -53,12 +59,23 @@ impl Default for Options {
 }
 
 /// What the connect hook needs to know from the start.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct InterceptOptions {
     /// How many workers there are, at most [`WORKERS_MAX`].
     pub workers: usize,
     /// A worker whose last heartbeat is older than this gets no more connections.
     pub heartbeat_age_max: Duration,
+    /// Steer clients in the kernel.
+    pub steer: Option<Layout>,
+}
+
+impl InterceptOptions {
+    /// Nothing to intercept, and steering to be tried out.
+    #[must_use]
+    pub fn trial() -> Self {
+        let heartbeat_age_max = Duration::ZERO;
+        Self { workers: 1, heartbeat_age_max, steer: Some(Layout::trial()) }
+    }
 }
 
 /// Why the programs could not be loaded.
@@ -158,12 +175,14 @@ pub struct Kernel {
     sockets: Mutex<SkStorage<MapData, SocketState>>,
     heartbeats: Mutex<Array<MapData, u64>>,
     services: Mutex<ServiceMaps>,
-    original_destinations: HashMap<MapData, Pair, Address>,
+    original_destinations: HashMap<MapData, Pair, abi::Dialled>,
     counters: CounterMaps,
+    steering: Result<Arc<Steering>, String>,
+    self_test: Vec<Step>,
     workers: usize,
     log: Option<KernelLog>,
     /// Detaches the programs when dropped.
-    _programs: Ebpf,
+    _programs: Arc<Mutex<Ebpf>>,
 }
 
 impl Kernel {
@@ -175,29 +194,22 @@ impl Kernel {
         let path = mount_point()?;
         let root =
             File::open(&path).map_err(|source| LoadError::Cgroup { path: path.clone(), source })?;
-        // Kernels before 5.11 charge maps to this limit.
-        if let Err(e) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
-            tracing::debug!(error = %e, "cannot lift the limit of locked memory");
-        }
-
-        let offset =
-            fs::read(btf::VMLINUX).ok().and_then(|btf| btf::member_offset(&btf, "sock", "sk_err"));
-        let Some(offset) = offset else {
+        let known = Known::look_up();
+        if known.sk_err == UNKNOWN_OFFSET {
             tracing::warn!(
                 "{} does not tell where the kernel keeps a socket's error: failed connections \
                  are counted without their cause",
                 btf::VMLINUX
             );
-            return Self::attach(options, &root, UNKNOWN_OFFSET);
-        };
-        match Self::attach(options, &root, offset) {
-            Err(LoadError::Refused { what, source }) => {
+        }
+        match Self::attach(options, &root, &known) {
+            Err(LoadError::Refused { what, source }) if known != Known::NOTHING => {
                 // A kernel in lockdown lets no program read its memory.
-                let kernel = Self::attach(options, &root, UNKNOWN_OFFSET)?;
+                let kernel = Self::attach(options, &root, &Known::NOTHING)?;
                 tracing::warn!(
                     error = %source,
-                    "the kernel refuses {what} if it reads sockets' errors: failed connections \
-                     are counted without their cause"
+                    "the kernel refuses {what} if it reads kernel memory: failed connections are \
+                     counted without their cause"
                 );
                 Ok(kernel)
             }
@@ -205,33 +217,18 @@ impl Kernel {
         }
     }
 
-    fn attach(options: &Options, root: &File, sk_err_offset: u32) -> Result<Self, LoadError> {
+    fn attach(options: &Options, root: &File, known: &Known) -> Result<Self, LoadError> {
+        let mut programs = open(options, known)?;
         let intercept = options.intercept.as_ref();
         let workers = intercept.map_or(0, |i| i.workers.min(WORKERS_MAX));
-        let age_max = intercept.map_or(Duration::ZERO, |i| i.heartbeat_age_max);
-        let age_max_ns = u64::try_from(age_max.as_nanos()).unwrap_or(u64::MAX);
-        let netns_cookie = UdpSocket::bind("127.0.0.1:0")
-            .and_then(|socket| sys::netns_cookie(socket.as_fd()))
-            .or_else(|e| if intercept.is_none() { Ok(0) } else { Err(LoadError::Netns(e)) })?;
-
-        let workers_value = map_index(workers);
-        let mut loader = EbpfLoader::new();
-        loader
-            .override_global(global::SK_ERR_OFFSET, &sk_err_offset, true)
-            .override_global(global::NETNS_COOKIE, &netns_cookie, true)
-            .override_global(global::WORKERS, &workers_value, true)
-            .override_global(global::HEARTBEAT_AGE_MAX_NS, &age_max_ns, true)
-            .map_max_entries(name::ENDPOINTS, map_index(options.endpoints_max));
-        if intercept.is_none() {
-            // It is there, but nothing writes to it.
-            loader.map_max_entries(name::ORIGINAL_DESTINATIONS, 1);
-        }
-        let mut programs =
-            loader.load(OBJECT).map_err(|e| LoadError::refused("the programs' maps", e))?;
-
+        let layout = intercept.and_then(|i| i.steer.as_ref());
         let log = KernelLog::of(&mut programs);
         attach_sock_ops(&mut programs, root)
             .map_err(|e| LoadError::refused(format!("the program {}", name::SOCK_OPS), e))?;
+        let steering = match layout {
+            None => Err("no service can be steered".to_owned()),
+            Some(layout) => steering(&mut programs, layout, known),
+        };
         if intercept.is_some() {
             // The answers first: no client may see where it was sent.
             for hook in name::GETPEERNAME.iter().chain(&name::CONNECT) {
@@ -240,32 +237,117 @@ impl Kernel {
             }
         }
 
-        let services = ServiceMaps::new(
-            take(&mut programs, name::TARGETS)?,
-            take(&mut programs, name::SERVICES)?,
-            take(&mut programs, name::LISTENERS)?,
-            workers,
-        );
+        let mut sockets = take(&mut programs, name::SOCKETS)?;
+        let mut routes = take(&mut programs, name::ROUTES)?;
+        let targets = take(&mut programs, name::TARGETS)?;
+        let services = take(&mut programs, name::SERVICES)?;
+        let listeners = take(&mut programs, name::LISTENERS)?;
+        let heartbeats = Mutex::new(take(&mut programs, name::HEARTBEATS)?);
+        let original_destinations = take(&mut programs, name::ORIGINAL_DESTINATIONS)?;
+        let counters = CounterMaps {
+            endpoints: take(&mut programs, name::ENDPOINTS)?,
+            endpoints_max: options.endpoints_max,
+            totals: take(&mut programs, name::TOTALS)?,
+            tallies: take(&mut programs, name::TALLIES)?,
+        };
+        let programs = Arc::new(Mutex::new(programs));
+
+        let mut self_test = selftest::untried();
+        let steering = steering.and_then(|steering| {
+            steering.run_with(&programs);
+            self_test = selftest::run(&steering, &mut sockets, &mut routes, known.offsets);
+            log_self_test(&self_test);
+            selftest::verdict(&self_test).map(|()| steering)
+        });
+        if let (Some(_), Err(reason)) = (layout, &steering) {
+            tracing::warn!(reason, "nothing is steered");
+        }
+        let layout = steering.as_ref().ok().map(|steering| steering.layout().clone());
+        let services = ServiceMaps::new(targets, services, listeners, routes, workers, layout);
         Ok(Self {
-            sockets: Mutex::new(take(&mut programs, name::SOCKETS)?),
-            heartbeats: Mutex::new(take(&mut programs, name::HEARTBEATS)?),
+            sockets: Mutex::new(sockets),
+            heartbeats,
             services: Mutex::new(services),
-            original_destinations: take(&mut programs, name::ORIGINAL_DESTINATIONS)?,
-            counters: CounterMaps {
-                endpoints: take(&mut programs, name::ENDPOINTS)?,
-                endpoints_max: options.endpoints_max,
-                totals: take(&mut programs, name::TOTALS)?,
-                tallies: take(&mut programs, name::TALLIES)?,
-            },
+            original_destinations,
+            counters,
+            steering,
+            self_test,
             workers,
             log,
             _programs: programs,
         })
     }
 
+    /// Why nothing is steered, if so.
+    #[must_use]
+    pub fn not_steering(&self) -> Option<&str> {
+        self.steering.as_ref().err().map(String::as_str)
+    }
+
+    /// What came of trying steering out.
+    #[must_use]
+    pub fn self_test(&self) -> &[Step] {
+        &self.self_test
+    }
+
     /// What the programs log; `None` if it cannot be read, or was taken before.
     pub fn take_log(&mut self) -> Option<KernelLog> {
         self.log.take()
+    }
+}
+
+/// Makes the maps and gets the programs ready to be loaded.
+fn open(options: &Options, known: &Known) -> Result<Ebpf, LoadError> {
+    if OBJECT.is_empty() {
+        return Err(LoadError::NoPrograms);
+    }
+    // Kernels before 5.11 charge maps to this limit.
+    if let Err(e) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
+        tracing::debug!(error = %e, "cannot lift the limit of locked memory");
+    }
+    let intercept = options.intercept.as_ref();
+    let workers = intercept.map_or(0, |i| map_index(i.workers.min(WORKERS_MAX)));
+    let age_max = intercept.map_or(Duration::ZERO, |i| i.heartbeat_age_max);
+    let age_max_ns = u64::try_from(age_max.as_nanos()).unwrap_or(u64::MAX);
+    let netns_cookie = UdpSocket::bind("127.0.0.1:0")
+        .and_then(|socket| sys::netns_cookie(socket.as_fd()))
+        .or_else(|e| if intercept.is_none() { Ok(0) } else { Err(LoadError::Netns(e)) })?;
+    let layout = intercept.and_then(|i| i.steer.as_ref());
+    let group_slots = layout.map_or(0, |layout| map_index(layout.group_slots()));
+
+    let mut loader = EbpfLoader::new();
+    loader
+        .override_global(global::SK_ERR_OFFSET, &known.sk_err, true)
+        .override_global(global::OFFSETS, &known.offsets, true)
+        .override_global(global::NETNS_COOKIE, &netns_cookie, true)
+        .override_global(global::WORKERS, &workers, true)
+        .override_global(global::HEARTBEAT_AGE_MAX_NS, &age_max_ns, true)
+        .override_global(global::GROUP_SLOTS, &group_slots, true)
+        .map_max_entries(name::ENDPOINTS, map_index(options.endpoints_max));
+    if let Some(layout) = layout {
+        let by_slot =
+            [name::ORIGIN_SOCKETS, name::ORIGIN_SLOTS, name::SLOTS, name::REQUESTS, name::HEADS];
+        for map in by_slot {
+            loader.map_max_entries(map, map_index(layout.slots()));
+        }
+        loader.map_max_entries(name::GROUPS, map_index(layout.groups()));
+    } else {
+        loader.map_max_entries(name::CLIENT_SOCKETS, 1).map_max_entries(name::CLIENTS, 1);
+    }
+    if intercept.is_none() {
+        // It is there, but nothing writes to it.
+        loader.map_max_entries(name::ORIGINAL_DESTINATIONS, 1);
+    }
+    loader.load(OBJECT).map_err(|e| LoadError::refused("the programs' maps", e))
+}
+
+/// What the operator should know of a self-test that did not just pass.
+fn log_self_test(steps: &[Step]) {
+    let took: Duration = steps.iter().map(|step| step.took).sum();
+    tracing::debug!(?took, "tried steering out");
+    let remarks: Vec<_> = steps.iter().filter_map(Step::remark).collect();
+    if !remarks.is_empty() {
+        tracing::warn!(remarks = remarks.join("; "), "steering works, but clients may notice it");
     }
 }
 
@@ -275,6 +357,130 @@ fn attach_sock_ops(programs: &mut Ebpf, root: &File) -> Result<(), ProgramError>
     // Links are multi by nature: other programs on the cgroup stay.
     program.attach(root, CgroupAttachMode::Single)?;
     Ok(())
+}
+
+/// Loads the programs that steer and attaches them to their maps.
+fn steering(programs: &mut Ebpf, layout: &Layout, known: &Known) -> Result<Arc<Steering>, String> {
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |e: &dyn Error| format!("{what}: {}", chain(e))
+    };
+    let fd = |programs: &Ebpf, name: &str| match programs.map(name) {
+        Some(map @ Map::SockHash(_)) => {
+            SockHash::<_, u64>::try_from(map).and_then(|m| Ok(m.fd().try_clone()?))
+        }
+        Some(map) => SockMap::try_from(map).and_then(|m| Ok(m.fd().try_clone()?)),
+        None => Err(MapError::InvalidName { name: name.to_owned() }),
+    };
+    let clients = fd(programs, name::CLIENT_SOCKETS).map_err(|e| failed("its maps")(&e))?;
+    let origins = fd(programs, name::ORIGIN_SOCKETS).map_err(|e| failed("its maps")(&e))?;
+    let request = program(programs, name::REQUEST)
+        .and_then(<&mut SkMsg>::try_from)
+        .and_then(|p| p.load().and_then(|()| p.attach(&clients)).map(drop));
+    request.map_err(|e| failed(name::REQUEST)(&e))?;
+    let response = program(programs, name::RESPONSE)
+        .and_then(<&mut SkSkb>::try_from)
+        .and_then(|p| p.load().and_then(|()| p.attach(&origins)).map(drop));
+    response.map_err(|e| failed(name::RESPONSE)(&e))?;
+    let settled = program(programs, name::SETTLED)
+        .and_then(<&mut SchedClassifier>::try_from)
+        .and_then(SchedClassifier::load);
+    settled.map_err(|e| failed(name::SETTLED)(&e))?;
+    if !known.tells_what_is_unread() {
+        return Err(format!("{} does not tell where redirected bytes are kept", btf::VMLINUX));
+    }
+    Steering::new(layout.clone(), programs).map(Arc::new).map_err(|e| failed("its maps")(&e))
+}
+
+/// An error and its causes in one line. What the verifier has to say may be very long, and its
+/// last words matter.
+fn chain(error: &dyn Error) -> String {
+    const START: usize = 200;
+    const END: usize = 800;
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    if text.len() > START + END {
+        let (start, end) =
+            (text.floor_char_boundary(START), text.ceil_char_boundary(text.len() - END));
+        text = format!("{} … {}", &text[..start], &text[end..]);
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Where the kernel keeps what the programs want to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The error of a socket.
+    sk_err: u32,
+    /// What steering must know.
+    offsets: Offsets,
+}
+
+impl Known {
+    const NOTHING: Self = Self { sk_err: UNKNOWN_OFFSET, offsets: Offsets::UNKNOWN };
+
+    /// Asks the kernel's type information.
+    #[must_use]
+    pub fn look_up() -> Self {
+        let btf = fs::read(btf::VMLINUX).unwrap_or_default();
+        let offset = |structure: &str, member: &str| {
+            btf::member_offset(&btf, structure, member).unwrap_or(UNKNOWN_OFFSET)
+        };
+        Self {
+            sk_err: offset("sock", "sk_err"),
+            offsets: Offsets {
+                sock_socket: offset("sock", "sk_socket"),
+                socket_file: offset("socket", "file"),
+                file_flags: offset("file", "f_flags"),
+                sock_user_data: offset("sock", "sk_user_data"),
+                psock_ingress_skb: offset("sk_psock", "ingress_skb"),
+                psock_ingress_msg: offset("sk_psock", "ingress_msg"),
+                skb_head_qlen: offset("sk_buff_head", "qlen"),
+                tcp_rcv_nxt: offset("tcp_sock", "rcv_nxt"),
+                tcp_copied_seq: offset("tcp_sock", "copied_seq"),
+                tcp_write_seq: offset("tcp_sock", "write_seq"),
+                tcp_bytes_received: offset("tcp_sock", "bytes_received"),
+            },
+        }
+    }
+
+    /// Whether it can be told what a client has not read yet: if not, the daemon could overtake it.
+    fn tells_what_is_unread(&self) -> bool {
+        let Offsets { sock_user_data, psock_ingress_skb, psock_ingress_msg, skb_head_qlen, .. } =
+            self.offsets;
+        ![sock_user_data, psock_ingress_skb, psock_ingress_msg, skb_head_qlen]
+            .contains(&UNKNOWN_OFFSET)
+    }
+
+    /// What goes without because something is not known.
+    #[must_use]
+    pub fn losses(&self) -> Vec<&'static str> {
+        let Offsets {
+            sock_socket,
+            socket_file,
+            file_flags,
+            tcp_rcv_nxt,
+            tcp_copied_seq,
+            tcp_write_seq,
+            tcp_bytes_received,
+            ..
+        } = self.offsets;
+        let knows = |offsets: &[u32]| !offsets.contains(&UNKNOWN_OFFSET);
+        let needs = [
+            (knows(&[self.sk_err]), "failed connections are counted without their cause"),
+            (self.tells_what_is_unread(), "nothing is steered"),
+            (knows(&[sock_socket, socket_file, file_flags]), "`steer = \"auto\"` steers nobody"),
+            (
+                knows(&[tcp_rcv_nxt, tcp_copied_seq, tcp_write_seq, tcp_bytes_received]),
+                "a client stays with the daemon once that has served it",
+            ),
+        ];
+        needs.into_iter().filter(|(known, _)| !known).map(|(_, loss)| loss).collect()
+    }
 }
 
 fn attach_sock_addr(programs: &mut Ebpf, hook: &str, root: &File) -> Result<(), ProgramError> {
@@ -326,17 +532,29 @@ impl Datapath for Kernel {
         &self,
         client: SocketAddr,
         listener: SocketAddr,
-    ) -> io::Result<Option<SocketAddr>> {
+    ) -> io::Result<Option<Dialled>> {
         let pair = Pair { client: client.into(), listener: listener.into() };
         match self.original_destinations.get(&pair, 0) {
-            Ok(destination) => Ok(Some(destination.into())),
+            Ok(found) => Ok(Some(Dialled { address: found.address.into(), client: found.client })),
             Err(MapError::KeyNotFound) => Ok(None),
             Err(e) => Err(io_error(e)),
         }
     }
 
+    fn steering(&self) -> Option<&Arc<Steering>> {
+        self.steering.as_ref().ok()
+    }
+
     fn counters(&self) -> anyhow::Result<KernelCounters> {
-        self.counters.read()
+        let mut counters = self.counters.read()?;
+        match &self.steering {
+            Ok(steering) => {
+                counters.steered = steering.carried();
+                counters.steering.on = true;
+            }
+            Err(reason) => counters.steering.off_because = Some(reason.clone()),
+        }
+        Ok(counters)
     }
 }
 

@@ -6,11 +6,15 @@ use std::task::{Context, Wake, Waker};
 use tokio::sync::Notify;
 
 use super::idle::Life;
+use super::stock::Attached;
 use crate::net::{Queue, Stream};
 
 /// An open origin socket.
 pub(super) struct Connection {
     pub(super) stream: Stream,
+    /// Its place among the sockets that the kernel can use. Declared after `stream`: the place is
+    /// free once the socket is closed.
+    pub(super) attached: Option<Attached>,
     /// Unique within the pool.
     pub(super) id: u64,
     pub(super) life: Life,
@@ -26,7 +30,7 @@ impl Connection {
         events: &Arc<IdleEvents>,
     ) -> Self {
         let waker = Waker::from(Arc::new(IdleWaker { origin, id, events: Arc::clone(events) }));
-        Self { stream, id, life, waker }
+        Self { stream, attached: None, id, life, waker }
     }
 
     /// Looks at the receive queue, and has the pool woken when anything comes.

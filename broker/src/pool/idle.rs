@@ -87,11 +87,7 @@ impl<S> IdleList<S> {
         if self.entries.len() >= self.limits.max_idle {
             return Err((socket, EvictReason::IdleOverflow));
         }
-        let ttl = match life.origin_idle {
-            Some(idle) => self.limits.idle_ttl.min(idle.saturating_sub(ORIGIN_IDLE_MARGIN)),
-            None => self.limits.idle_ttl,
-        };
-        let expires = life.ends.min(now + ttl);
+        let expires = expiry(&life, now, self.limits.idle_ttl);
         self.entries.push_back(Entry { socket, life, expires });
         Ok(())
     }
@@ -120,10 +116,22 @@ impl<S> IdleList<S> {
     pub fn take_expired(&mut self, now: Instant) -> Option<(S, EvictReason)> {
         let expired = self.entries.iter().position(|e| now >= e.expires)?;
         let entry = self.entries.remove(expired)?;
-        let reason =
-            if now >= entry.life.ends { EvictReason::Lifetime } else { EvictReason::IdleTtl };
-        Some((entry.socket, reason))
+        Some((entry.socket, expired_by(&entry.life, now)))
     }
+}
+
+/// When a socket that is idle since `since` expires.
+pub(super) fn expiry(life: &Life, since: Instant, idle_ttl: Duration) -> Instant {
+    let ttl = match life.origin_idle {
+        Some(idle) => idle_ttl.min(idle.saturating_sub(ORIGIN_IDLE_MARGIN)),
+        None => idle_ttl,
+    };
+    life.ends.min(since + ttl)
+}
+
+/// By which limit an expired socket has expired.
+pub(super) fn expired_by(life: &Life, now: Instant) -> EvictReason {
+    if now >= life.ends { EvictReason::Lifetime } else { EvictReason::IdleTtl }
 }
 
 #[cfg(test)]

@@ -28,6 +28,12 @@ impl Lease {
         Self { pool, origin, connection: Some(connection), touched: false }
     }
 
+    /// A lease in the middle of an exchange that the kernel has begun.
+    pub(super) fn taken_over(pool: Rc<Shared>, origin: Rc<Origin>, connection: Connection) -> Self {
+        origin.publish();
+        Self { pool, origin, connection: Some(connection), touched: true }
+    }
+
     /// The socket, for use: from now on only [`Lease::settle`] can bring it back to the pool.
     ///
     /// # Panics

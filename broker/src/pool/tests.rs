@@ -71,6 +71,7 @@ impl Rig {
                 datapath: Arc::new(Inert),
                 rng: Rc::new(RefCell::new(StdRng::seed_from_u64(1))),
             },
+            None,
         );
         Self { pool: Rc::new(pool), listeners, origins, service }
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::{Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, rate};
 use crate::stats::{
     DatapathSnapshot, HostCounters, OriginSnapshot, OriginTotals, ServiceSnapshot, Snapshot,
+    SteeredSnapshot,
 };
 
 const BAR_WIDTH: usize = 12;
@@ -91,6 +92,10 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     if let Some((rates, change)) = change {
         append(&mut exchanges, format_args!(" ({}/s)", rates.per_second(change.exchanges)));
     }
+    if service.steered > 0 {
+        let share = percent(service.steered, service.exchanges);
+        append(&mut exchanges, format_args!(", {share} in the kernel"));
+    }
     let name = style.paint(Paint::Bold, &service.name);
     let protocol = style.paint(Paint::Dim, &service.protocol);
     let mut out = style.flow(
@@ -114,6 +119,12 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     if !trouble.is_empty() {
         out.push_str(INDENT);
         line(&mut out, &style.paint(Paint::Bad, &trouble));
+    }
+    let not_steered: Vec<_> = service.not_steered.iter().map(|(why, n)| (&**why, *n)).collect();
+    if !not_steered.is_empty() {
+        out.push_str(INDENT);
+        let text = format!("not steered: {}", listed(&not_steered));
+        line(&mut out, &style.paint(Paint::Dim, &text));
     }
     if service.totals() == OriginTotals::default() && service.origins.is_empty() {
         out.push_str(INDENT);
@@ -156,7 +167,7 @@ fn origins(service: &ServiceSnapshot, change: Option<(&Rates, &ServiceSnapshot)>
         };
         let address = Cell::from(origin.address.to_string());
         table.row(row(address, &origin.totals(), live, rates));
-        if let Some(note) = note(&origin.totals()) {
+        for note in [note(&origin.totals()), steered(&origin.steered)].into_iter().flatten() {
             table.note(note);
         }
     }
@@ -256,6 +267,24 @@ fn note(totals: &OriginTotals) -> Option<String> {
     (!parts.is_empty()).then(|| format!("  └ {}", parts.join(" · ")))
 }
 
+/// What the kernel carried, if anything.
+fn steered(steered: &SteeredSnapshot) -> Option<String> {
+    if *steered == SteeredSnapshot::default() {
+        return None;
+    }
+    let status: Vec<_> = steered.status.iter().map(|(class, n)| (&**class, *n)).collect();
+    let mut parts =
+        vec![format!("in the kernel: {} ({})", count(steered.exchanges), listed(&status))];
+    if steered.latency_p50_us > 0 {
+        let (p50, p99) = (micros(steered.latency_p50_us), micros(steered.latency_p99_us));
+        parts.push(format!("first byte ≤ {p50} / ≤ {p99}"));
+    }
+    if steered.taken_over > 0 {
+        parts.push(format!("taken over {}", count(steered.taken_over)));
+    }
+    Some(format!("  └ {}", parts.join(" · ")))
+}
+
 /// `name 1, other 2`, without zeros, most first.
 fn listed(counts: &[(&str, u64)]) -> String {
     let mut counts: Vec<_> = counts.iter().filter(|(_, n)| *n > 0).collect();
@@ -285,6 +314,13 @@ fn kernel_line(d: &DatapathSnapshot, style: Style) -> String {
     ]);
     if !left.is_empty() {
         parts.push(format!("left alone: {}", style.paint(Paint::Warn, &left)));
+    }
+    if let Some(reason) = &d.steering_reason {
+        parts.push(style.paint(Paint::Warn, &format!("steering off: {reason}")));
+    }
+    let events: Vec<_> = d.steering_events.iter().map(|(name, n)| (&**name, *n)).collect();
+    if !events.is_empty() {
+        parts.push(format!("steering: {}", listed(&events)));
     }
     if d.endpoints_evicted > 0 {
         let evicted = format!("{} endpoints evicted", count(d.endpoints_evicted));

@@ -6,8 +6,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::refusal::Failure;
+use super::steered::Steered;
 use super::{Context, NoLease, checkout};
-use crate::boundary::http1::{Edit, Exchange, Method, Progress, RequestHead, ResponseEnd};
+use crate::boundary::http1::{
+    Edit, Exchange, Method, Progress, RequestHead, RequestReader, RequestStep, ResponseEnd,
+};
 use crate::boundary::{CloseReason, Verdict};
 use crate::buffers::{Buffer, Inbox};
 use crate::config::Affinity;
@@ -47,6 +50,11 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Whether the client needs no socket of its own.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lease.is_none() && !self.tied
+    }
+
     /// The client's connection is over.
     pub(super) fn end(self) {
         if let Some(lease) = self.lease {
@@ -67,6 +75,17 @@ pub(super) struct Exchanging<'a> {
     pub(super) pool: &'a Pool,
     pub(super) client: &'a Stream,
     pub(super) affinity: Affinity,
+    /// Set if the kernel serves the client, too.
+    pub(super) steered: Option<&'a Steered>,
+}
+
+/// A request at the start of an inbox.
+struct Request<'a> {
+    /// How much of it is there.
+    len: usize,
+    head: &'a RequestHead,
+    /// It has been sent already.
+    sent: bool,
 }
 
 /// How one attempt on one socket went.
@@ -83,11 +102,38 @@ enum Attempt {
 }
 
 impl Exchanging<'_> {
-    /// Runs the exchange whose request head is at the start of the inbox.
-    pub(super) async fn run(self, inbox: &mut Inbox, head: &RequestHead, kept: &mut Kept) -> After {
+    /// Goes on with an exchange that the kernel has begun: the request is sent, and nothing of the
+    /// response has come to the client.
+    pub(super) async fn take_over(self, lease: Lease, request: &[u8], kept: &mut Kept) -> After {
+        let mut inbox = Inbox::new(&self.context.buffers);
+        inbox.fill(request);
+        match RequestReader::default().read(inbox.bytes()) {
+            RequestStep::Head(head) => self.run(&mut inbox, &head, kept, Some(lease)).await,
+            // Cannot be: the kernel sends only what this reader reads.
+            RequestStep::Incomplete | RequestStep::Tunnel(_) => {
+                lease.settle(Verdict::Close(CloseReason::AmbiguousRequest), None);
+                After::Abort
+            }
+        }
+    }
+
+    /// Runs the exchange whose request is at the start of the inbox; with `begun`, it was sent
+    /// there already.
+    pub(super) async fn run(
+        self,
+        inbox: &mut Inbox,
+        head: &RequestHead,
+        kept: &mut Kept,
+        mut begun: Option<Lease>,
+    ) -> After {
         let mut failed_at: Option<SocketAddr> = None;
         for attempts_left in (0..ATTEMPTS_MAX).rev() {
-            let mut lease = match self.lease(kept, failed_at).await {
+            let sent = begun.is_some();
+            let lease = match begun.take() {
+                Some(lease) => Ok(lease),
+                None => self.lease(kept, failed_at).await,
+            };
+            let mut lease = match lease {
                 Ok(lease) => lease,
                 Err(NoLease::ClientGone) => return After::Close,
                 Err(NoLease::Refused(refusal)) => {
@@ -98,9 +144,9 @@ impl Exchanging<'_> {
             let mut buffer = self.context.buffers.large();
             let request_len = head.len + exchange.request_body(&inbox.bytes()[head.len..]).take;
             let whole = exchange.request_done();
-            let attempt = self
-                .attempt(inbox, request_len, head, &mut exchange, &mut lease, &mut buffer)
-                .await;
+            let request = Request { len: request_len, head, sent };
+            let attempt =
+                self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer).await;
             match attempt {
                 Attempt::Complete { tail, uploaded } => {
                     let tail = &buffer[..tail];
@@ -165,8 +211,7 @@ impl Exchanging<'_> {
     async fn attempt(
         self,
         inbox: &mut Inbox,
-        request_len: usize,
-        head: &RequestHead,
+        request: &Request<'_>,
         exchange: &mut Exchange,
         lease: &mut Lease,
         buffer: &mut Buffer,
@@ -174,11 +219,14 @@ impl Exchanging<'_> {
         let reused = lease.is_reused();
         let origin = lease.stream();
         let stall = self.context.timeouts.origin_stall;
-        let request = &inbox.bytes()[..request_len];
-        if let Err(sent) = send_request(origin, request, head, buffer, stall).await {
-            return Attempt::OriginFailed { failure: Failure::OriginFailed, unseen: sent == 0 };
+        let request_len = request.len;
+        if !request.sent {
+            let bytes = &inbox.bytes()[..request_len];
+            if let Err(sent) = send_request(origin, bytes, request.head, buffer, stall).await {
+                return Attempt::OriginFailed { failure: Failure::OriginFailed, unseen: sent == 0 };
+            }
+            self.context.metrics.request_bytes.add(request_len as u64);
         }
-        self.context.metrics.request_bytes.add(request_len as u64);
         // Shared by both directions where they run at once.
         let exchange = RefCell::new(exchange);
         if exchange.borrow().request_done() {
@@ -349,7 +397,17 @@ impl Exchanging<'_> {
     }
 
     async fn send(self, bytes: &[u8]) -> std::io::Result<()> {
+        self.clear_way().await?;
         self.client.send_all(bytes, self.context.timeouts.client_stall).await
+    }
+
+    /// Nothing that is sent from here on overtakes what the kernel has sent.
+    async fn clear_way(self) -> std::io::Result<()> {
+        match self.steered {
+            None => Ok(()),
+            // Boxed: the commoner clients' tasks must not be larger for these.
+            Some(steered) => Box::pin(steered.clear_way(self.context.timeouts.client_stall)).await,
+        }
     }
 
     /// The response is complete. The lease ends before the client has read the rest: a slow reader
@@ -383,10 +441,10 @@ impl Exchanging<'_> {
             }
             verdict => lease.settle(verdict, exchange.origin_idle_timeout()),
         }
-        let sent = if persists {
-            self.send(tail).await
-        } else {
-            self.client.send_last(tail, self.context.timeouts.client_stall).await
+        let sent = match self.clear_way().await {
+            Ok(()) if persists => self.send(tail).await,
+            Ok(()) => self.client.send_last(tail, self.context.timeouts.client_stall).await,
+            Err(error) => Err(error),
         };
         if sent.is_err() {
             self.context.metrics.clients_gone.inc();
@@ -437,6 +495,10 @@ impl Exchanging<'_> {
             }
         };
         self.context.metrics.exchanges.inc();
+        if self.clear_way().await.is_err() {
+            lease.settle(Verdict::Close(CloseReason::ClientGone), None);
+            return After::Abort;
+        }
         // Whatever it is, it is no reason to hold a socket for as long as a tunnel may be idle.
         let silence = self.context.timeouts.client_stall;
         let end = self.pass(inbox, &mut lease, Some(silence)).await;

@@ -3,10 +3,12 @@
 use std::io::{self, ErrorKind};
 
 use super::Context;
+use super::steered::{Call, Steered};
 use crate::boundary::CloseReason;
 use crate::boundary::http1::{RequestHead, RequestReader, RequestStep};
 use crate::buffers::Inbox;
 use crate::net::Stream;
+use crate::pool::{Lease, TakenOver};
 
 /// What came.
 pub(super) enum Next {
@@ -14,12 +16,21 @@ pub(super) enum Next {
     Head(RequestHead),
     /// Bytes that cannot be read with certainty, at the start of the inbox.
     Tunnel(CloseReason),
+    /// An exchange that the kernel has begun.
+    TakeOver(Box<(Lease, TakenOver)>),
+    /// The kernel could not complete an exchange.
+    Broken,
     /// Nothing: the client has left or was idle for too long, or the daemon is stopping.
     Gone,
 }
 
 /// Reads on until the inbox begins with a complete request head.
-pub(super) async fn next(context: &Context, client: &Stream, inbox: &mut Inbox) -> Next {
+pub(super) async fn next(
+    context: &Context,
+    client: &Stream,
+    inbox: &mut Inbox,
+    steered: Option<&Steered>,
+) -> Next {
     let mut reader = RequestReader::default();
     let mut begun = false;
     loop {
@@ -38,10 +49,78 @@ pub(super) async fn next(context: &Context, client: &Stream, inbox: &mut Inbox) 
                 RequestStep::Incomplete => {}
             }
         }
-        match receive(context, client, inbox).await {
+        let received = match steered {
+            None => receive(context, client, inbox).await,
+            // Boxed: the commoner clients' tasks must not be larger for these.
+            Some(steered) => {
+                match Box::pin(receive_or_hear(context, client, inbox, steered)).await {
+                    Ok(received) => received,
+                    Err(Call::TakeOver(exchange)) => return Next::TakeOver(exchange),
+                    Err(Call::Broken) => return Next::Broken,
+                }
+            }
+        };
+        match received {
             Ok(1..) => {}
             // A head that is cut off is nobody's request.
             Ok(0) | Err(_) => return Next::Gone,
+        }
+    }
+}
+
+/// Receives some bytes, unless the kernel hands something over before.
+async fn receive_or_hear(
+    context: &Context,
+    client: &Stream,
+    inbox: &mut Inbox,
+    steered: &Steered,
+) -> Result<io::Result<usize>, Call> {
+    let received = loop {
+        match client.try_recv(inbox.room()) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            received => break received,
+        }
+        inbox.release();
+        let idle = inbox.is_empty();
+        // Whatever the reason, an end must not overtake what the kernel has sent.
+        let ending = async {
+            tokio::select! {
+                () = context.stop.raised() => {}
+                () = tokio::time::sleep(context.timeouts.client_idle) => {}
+            }
+            steered.may_end().await;
+        };
+        tokio::select! {
+            biased;
+            call = steered.called() => return Err(call),
+            readable = client.readable() => {
+                if let Err(error) = readable {
+                    break Err(error);
+                }
+            }
+            () = ending, if idle => return Ok(Ok(0)),
+            () = tokio::time::sleep(context.timeouts.client_stall), if !idle => {
+                break Err(ErrorKind::TimedOut.into());
+            }
+        }
+    };
+    if let Ok(n) = received {
+        inbox.filled(n);
+    }
+    // Whatever came, it is later than what the programs have said before.
+    match steered.hear() {
+        Some(call) => Err(call),
+        None if matches!(received, Ok(0)) && !steered.is_gone() => {
+            // It still reads.
+            tokio::select! {
+                biased;
+                call = steered.called() => Err(call),
+                () = steered.may_end() => Ok(received),
+            }
+        }
+        None => {
+            steered.relayed();
+            Ok(received)
         }
     }
 }

@@ -1,6 +1,10 @@
 //! What happened between two snapshots.
 
-use super::{HostCounters, OriginSnapshot, OriginTotals, ServiceSnapshot, Snapshot};
+use std::collections::BTreeMap;
+
+use super::{
+    HostCounters, OriginSnapshot, OriginTotals, ServiceSnapshot, Snapshot, SteeredSnapshot,
+};
 
 impl Snapshot {
     /// Time between two snapshots.
@@ -41,6 +45,7 @@ impl Snapshot {
         ] {
             *count = count.saturating_sub(before);
         }
+        d.steering_events = named(&d.steering_events, &b.steering_events);
         for service in &mut delta.services {
             if let Some(before) = before.services.iter().find(|b| b.name == service.name) {
                 subtract_service(service, before);
@@ -86,6 +91,7 @@ fn subtract_service(now: &mut ServiceSnapshot, before: &ServiceSnapshot) {
         (&mut now.clients, before.clients),
         (&mut now.accept_failed, before.accept_failed),
         (&mut now.exchanges, before.exchanges),
+        (&mut now.steered, before.steered),
         (&mut now.request_bytes, before.request_bytes),
         (&mut now.response_bytes, before.response_bytes),
         (&mut now.queue_overflow, before.queue_overflow),
@@ -97,6 +103,7 @@ fn subtract_service(now: &mut ServiceSnapshot, before: &ServiceSnapshot) {
     ] {
         *count = count.saturating_sub(before);
     }
+    now.not_steered = named(&now.not_steered, &before.not_steered);
     // What an origin had counted when it was forgotten moved to `forgotten`: it is no news there.
     let mut forgotten_before = before.forgotten.clone();
     for gone in &before.origins {
@@ -118,22 +125,38 @@ fn subtract_service(now: &mut ServiceSnapshot, before: &ServiceSnapshot) {
                 dial_timed_out: t.dial_timed_out,
                 dial_failed: t.dial_failed,
                 retried: t.retried,
+                steered: steered(&origin.steered, &before.steered),
                 ..origin.clone()
             };
         }
     }
 }
 
-fn totals(now: &OriginTotals, before: &OriginTotals) -> OriginTotals {
-    let evicted = now.evicted.iter().filter_map(|(reason, count)| {
-        let before = before.evicted.get(reason).copied().unwrap_or(0);
-        Some((reason.clone(), count.checked_sub(before).filter(|n| *n > 0)?))
+fn steered(now: &SteeredSnapshot, before: &SteeredSnapshot) -> SteeredSnapshot {
+    SteeredSnapshot {
+        exchanges: now.exchanges.saturating_sub(before.exchanges),
+        taken_over: now.taken_over.saturating_sub(before.taken_over),
+        clients_gone: now.clients_gone.saturating_sub(before.clients_gone),
+        status: named(&now.status, &before.status),
+        ..*now
+    }
+}
+
+/// Counts by name; those that have not changed are left out.
+fn named(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let changed = now.iter().filter_map(|(name, count)| {
+        let before = before.get(name).copied().unwrap_or(0);
+        Some((name.clone(), count.checked_sub(before).filter(|n| *n > 0)?))
     });
+    changed.collect()
+}
+
+fn totals(now: &OriginTotals, before: &OriginTotals) -> OriginTotals {
     OriginTotals {
         created: now.created.saturating_sub(before.created),
         reused: now.reused.saturating_sub(before.reused),
         returned: now.returned.saturating_sub(before.returned),
-        evicted: evicted.collect(),
+        evicted: named(&now.evicted, &before.evicted),
         dial_refused: now.dial_refused.saturating_sub(before.dial_refused),
         dial_timed_out: now.dial_timed_out.saturating_sub(before.dial_timed_out),
         dial_failed: now.dial_failed.saturating_sub(before.dial_failed),

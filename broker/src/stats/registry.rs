@@ -142,6 +142,8 @@ impl Registered {
             accept_failed: total(|m| m.accept_failed.get()),
             clients_open: total(|m| m.clients_open.get()),
             exchanges: total(|m| m.exchanges.get()),
+            steered: 0,
+            not_steered: BTreeMap::new(),
             request_bytes: total(|m| m.request_bytes.get()),
             response_bytes: total(|m| m.response_bytes.get()),
             waiting: total(|m| m.waiting.get()),

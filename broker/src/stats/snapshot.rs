@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::quantile;
 use super::{EvictReason, OriginMetrics};
+use crate::datapath::steering::{SteeredOrigin, SteeredService};
 use crate::datapath::{ConnectionCounters, Endpoint, KernelCounters};
 
 /// Version of the snapshot's layout; grows whenever a field changes its meaning or goes away.
@@ -51,6 +52,15 @@ pub struct DatapathSnapshot {
     pub mode: String,
     /// Why there are no kernel programs.
     pub reason: Option<String>,
+    /// Whether clients can be steered in the kernel.
+    #[serde(default)]
+    pub steering: bool,
+    /// Why not, if something in the configuration asks for it.
+    #[serde(default)]
+    pub steering_reason: Option<String>,
+    /// Rare events of steering, by name; zero counts are left out.
+    #[serde(default)]
+    pub steering_events: BTreeMap<String, u64>,
     /// `connect()` calls sent to the broker.
     pub rewritten: u64,
     /// Left alone: no worker with a fresh heartbeat.
@@ -84,8 +94,15 @@ pub struct ServiceSnapshot {
     pub accept_failed: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub clients_open: u64,
-    /// See [`ServiceMetrics`](super::ServiceMetrics).
+    /// Exchanges by the daemon, see [`ServiceMetrics`](super::ServiceMetrics), and by the kernel.
     pub exchanges: u64,
+    /// Those of them that the kernel carried.
+    #[serde(default)]
+    pub steered: u64,
+    /// Requests and responses that it left to the daemon, by
+    /// [`WhyNot::name`](broker_ebpf::scan::WhyNot::name); zero counts are left out.
+    #[serde(default)]
+    pub not_steered: BTreeMap<String, u64>,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub request_bytes: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
@@ -142,6 +159,40 @@ pub struct OriginSnapshot {
     pub dial_failed: u64,
     /// See [`OriginMetrics`].
     pub retried: u64,
+    /// What the kernel carried; part of the numbers above.
+    #[serde(default)]
+    pub steered: SteeredSnapshot,
+}
+
+/// The exchanges with one origin that the kernel carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SteeredSnapshot {
+    /// Completed.
+    pub exchanges: u64,
+    /// Taken over by the daemon at the first bytes of their response.
+    pub taken_over: u64,
+    /// Segments that came for clients which had left.
+    pub clients_gone: u64,
+    /// Responses by class of their status (`2xx`); zero counts are left out.
+    pub status: BTreeMap<String, u64>,
+    /// Median time from request to first response byte (upper edge of its bucket).
+    pub latency_p50_us: u64,
+    /// 99th percentile of it (upper edge of its bucket).
+    pub latency_p99_us: u64,
+}
+
+impl SteeredSnapshot {
+    fn new(origin: &SteeredOrigin) -> Self {
+        let classes = origin.status.iter().enumerate().filter(|(_, n)| **n > 0);
+        Self {
+            exchanges: origin.completed,
+            taken_over: origin.taken_over,
+            clients_gone: origin.clients_gone,
+            status: classes.map(|(class, n)| (format!("{class}xx"), *n)).collect(),
+            latency_p50_us: quantile(&origin.latency_us, 0.5),
+            latency_p99_us: quantile(&origin.latency_us, 0.99),
+        }
+    }
 }
 
 /// TCP counters of a network namespace, from `/proc/net/{snmp,netstat,sockstat}`.
@@ -248,6 +299,7 @@ impl OriginSnapshot {
             dial_timed_out: totals.dial_timed_out,
             dial_failed: totals.dial_failed,
             retried: totals.retried,
+            steered: SteeredSnapshot::default(),
         }
     }
 
@@ -268,6 +320,21 @@ impl OriginSnapshot {
 }
 
 impl ServiceSnapshot {
+    /// Adds what the kernel carried.
+    fn add_steered(&mut self, steered: &SteeredService) {
+        for (origin, carried) in self.origins.iter_mut().zip(&steered.origins) {
+            origin.reused += carried.reused;
+            origin.returned += carried.completed;
+            origin.steered = SteeredSnapshot::new(carried);
+            self.exchanges += carried.completed;
+            self.steered += carried.completed;
+            self.request_bytes += carried.request_bytes;
+            self.response_bytes += carried.response_bytes;
+        }
+        let why = steered.not_steered.iter().map(|(why, n)| ((*why).to_owned(), *n));
+        self.not_steered = why.collect();
+    }
+
     /// The growing numbers of all origins, forgotten ones too.
     #[must_use]
     pub fn totals(&self) -> OriginTotals {
@@ -367,7 +434,7 @@ impl Snapshot {
     #[must_use]
     pub fn assemble(
         process: Process,
-        services: Vec<ServiceSnapshot>,
+        mut services: Vec<ServiceSnapshot>,
         kernel: Result<&KernelCounters, &str>,
         host: HostCounters,
     ) -> Self {
@@ -376,6 +443,11 @@ impl Snapshot {
             Ok(counters) => ("kernel", None, counters),
             Err(reason) => ("none", Some(reason.to_owned()), &nothing),
         };
+        for (service, steered) in services.iter_mut().zip(&counters.steered) {
+            if let Some(steered) = steered {
+                service.add_steered(steered);
+            }
+        }
         let mut endpoints: Vec<&Endpoint> = counters.endpoints.iter().collect();
         // The address breaks ties, so that a watched table keeps still.
         endpoints.sort_by_key(|e| (Reverse(e.counters.established), e.remote, e.broker));
@@ -389,6 +461,9 @@ impl Snapshot {
             datapath: DatapathSnapshot {
                 mode: mode.to_owned(),
                 reason,
+                steering: counters.steering.on,
+                steering_reason: counters.steering.off_because.clone(),
+                steering_events: counters.steering.by_name(),
                 rewritten: counters.intercept.rewritten,
                 left_stale_heartbeat: counters.intercept.stale_heartbeat,
                 left_other_netns: counters.intercept.other_netns,

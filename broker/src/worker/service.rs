@@ -1,19 +1,26 @@
 //! One service in one worker: its pools, and what its clients get.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use broker_ebpf::abi::EventKind;
+
+use super::Place;
 use super::dialled::Dialled;
+use crate::boundary::{CloseReason, Verdict};
 use crate::buffers::Buffers;
 use crate::clock;
 use crate::config::{self, OpaqueReuse, Protocol, Route};
 use crate::datapath::Datapath;
-use crate::net::{Listener, Stream};
-use crate::pool::{Environment, Pool, Use};
-use crate::session::{self, Context, Stop};
+use crate::datapath::steering::Steering;
+use crate::net::{Backlog, Listener, Queue, Stream};
+use crate::pool::{self, Environment, Pool, Steer, Use};
+use crate::session::{self, Context, Steered, Stop};
 use crate::stats::ServiceRecords;
 
 /// How a client came.
@@ -35,6 +42,14 @@ pub(super) struct Service {
     datapath: Arc<dyn Datapath>,
     context: Context,
     serving: Cell<usize>,
+    place: Place,
+    /// Set if the kernel serves some of the clients.
+    steering: Option<Arc<Steering>>,
+    backlogs: Vec<(Backlog, SocketAddr, Via)>,
+    /// Accepted clients that the kernel may serve, by both ends of their connections.
+    steered: RefCell<HashMap<Ends, Accepted>>,
+    /// Hears what the programs have said meanwhile.
+    hear: RefCell<Option<Rc<dyn Fn()>>>,
 }
 
 enum Pools {
@@ -45,12 +60,24 @@ enum Pools {
 impl Service {
     pub(super) fn new(
         config: &config::Service,
+        place: Place,
         records: Arc<ServiceRecords>,
         environment: &Environment,
         buffers: &Buffers,
         stop: Rc<Stop>,
-        datapath: Arc<dyn Datapath>,
+        backlogs: Vec<(Backlog, Via)>,
     ) -> Self {
+        let datapath = Arc::clone(&environment.datapath);
+        let steer = datapath.steering().and_then(|steering| {
+            let first_group = steering.layout().first_group(place.service, place.worker)?;
+            Some(Steer {
+                steering: Arc::clone(steering),
+                worker: place.worker,
+                first_group,
+                always: config.steer == config::Steer::Kernel,
+            })
+        });
+        let steering = steer.as_ref().map(|steer| Arc::clone(&steer.steering));
         let usage = match config.protocol {
             Protocol::Http1 { .. } | Protocol::Opaque { reuse: OpaqueReuse::Quiet { .. } } => {
                 Use::Reused
@@ -63,7 +90,9 @@ impl Service {
             move |origins: &[SocketAddr]| {
                 let origins = origins.iter().map(|&o| (o, records.origin(o))).collect();
                 let metrics = Arc::clone(&records.metrics);
-                Rc::new(Pool::new(settings.clone(), usage, origins, metrics, environment.clone()))
+                let environment = environment.clone();
+                let steer = steer.as_ref();
+                Rc::new(Pool::new(settings.clone(), usage, origins, metrics, environment, steer))
             }
         };
         let pools = match config.route {
@@ -89,6 +118,17 @@ impl Service {
             datapath,
             context,
             serving: Cell::new(0),
+            place,
+            steering,
+            backlogs: backlogs
+                .into_iter()
+                .filter_map(|(backlog, via)| {
+                    let address = backlog.local_addr().ok()?;
+                    Some((backlog, address, via))
+                })
+                .collect(),
+            steered: RefCell::default(),
+            hear: RefCell::default(),
         }
     }
 
@@ -108,13 +148,194 @@ impl Service {
             let service = &serving.0;
             match service.protocol {
                 Protocol::Http1 { affinity } => {
-                    session::http1(&service.context, &pool, client, affinity).await;
+                    session::http1(&service.context, &pool, client, affinity, None).await;
                 }
                 Protocol::Opaque { reuse } => {
                     session::opaque(&service.context, &pool, client, reuse).await;
                 }
             }
         }));
+    }
+
+    /// Whether the kernel serves some of the clients.
+    pub(super) fn is_steered(&self) -> bool {
+        self.steering.is_some()
+    }
+
+    /// Position in the configuration.
+    pub(super) fn position(&self) -> usize {
+        self.place.service
+    }
+
+    /// Says how to hear what the programs have said meanwhile.
+    pub(super) fn hear_with(&self, hear: Rc<dyn Fn()>) {
+        *self.hear.borrow_mut() = Some(hear);
+    }
+
+    /// Takes the connections of clients that the kernel may serve. Most have ended already: their
+    /// one exchange was steered.
+    pub(super) fn accept_backlog(self: &Rc<Self>) {
+        for (backlog, listener, via) in &self.backlogs {
+            loop {
+                match backlog.accept_queued() {
+                    Ok(client) => self.serve_steered(client, *listener, *via),
+                    Err(error) => {
+                        let harmless = [
+                            io::ErrorKind::WouldBlock,
+                            io::ErrorKind::Interrupted,
+                            io::ErrorKind::ConnectionAborted,
+                        ];
+                        if error.kind() == io::ErrorKind::ConnectionAborted {
+                            continue;
+                        }
+                        if !harmless.contains(&error.kind()) {
+                            self.count_accept_error(&error);
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn serve_steered(self: &Rc<Self>, client: Stream, listener: SocketAddr, via: Via) {
+        let metrics = &self.records.metrics;
+        metrics.clients.inc();
+        // A reset connection has no address any more; nobody is there to be served.
+        let Ok(peer) = client.peer_addr() else { return };
+        let ends = (peer, listener);
+        let destination =
+            || self.datapath.original_destination(peer, listener).ok().flatten().is_some();
+        match client.peek() {
+            Queue::Failed => return,
+            Queue::Ended if !destination() => return,
+            // Strangers can reach that listener, too.
+            _ if via == Via::OtherNetns && !destination() => {
+                client.abort_on_close(true);
+                metrics.destination_unknown.inc();
+                return;
+            }
+            Queue::Ended | Queue::Empty | Queue::Bytes => {}
+        }
+        // Should the daemon end now, what the kernel has begun must not look complete.
+        client.abort_on_close(true);
+        let parked = Accepted::Parked(client, clock::now());
+        self.steered.borrow_mut().insert(ends, parked);
+    }
+
+    /// Drops parked clients that have ended, and watches those that have been there for a while.
+    fn look_at_parked(self: &Rc<Self>) {
+        let now = clock::now();
+        let mut waiting = Vec::new();
+        self.steered.borrow_mut().retain(|ends, accepted| {
+            let Accepted::Parked(client, since) = accepted else { return true };
+            let queue = client.peek();
+            if now.saturating_duration_since(*since) >= PARKED_MAX || queue == Queue::Bytes {
+                waiting.push(*ends);
+            }
+            let (peer, listener) = *ends;
+            let dialled = || self.datapath.original_destination(peer, listener);
+            let gone = queue == Queue::Failed
+                || queue == Queue::Ended && !matches!(dialled(), Ok(Some(_)));
+            client.abort_on_close(!gone);
+            !gone
+        });
+        for ends in waiting {
+            self.session(ends);
+        }
+    }
+
+    /// The session of the client with these ends, if it has been accepted.
+    fn session(self: &Rc<Self>, ends: Ends) -> Option<Rc<Steered>> {
+        let mut all = self.steered.borrow_mut();
+        let client = match all.remove(&ends)? {
+            Accepted::Session(steered) => {
+                all.insert(ends, Accepted::Session(Rc::clone(&steered)));
+                return Some(steered);
+            }
+            Accepted::Parked(client, _) => client,
+        };
+        let (Pools::Balance(pool), Some(steering), Some(hear), Protocol::Http1 { affinity }) =
+            (&self.pools, &self.steering, self.hear.borrow().clone(), self.protocol)
+        else {
+            return None;
+        };
+        let steered =
+            Rc::new(Steered::new(ends, Arc::clone(steering), Arc::clone(&self.datapath), hear));
+        all.insert(ends, Accepted::Session(Rc::clone(&steered)));
+        let session = Rc::clone(&steered);
+        let (serving, pool) = (Serving::enter(self), Rc::clone(pool));
+        tokio::task::spawn_local(Box::pin(async move {
+            let service = &serving.0;
+            session::http1(&service.context, &pool, client, affinity, Some(&steered)).await;
+            let mut all = service.steered.borrow_mut();
+            // Its port may have come back with another client meanwhile.
+            let own = |a: &Accepted| matches!(a, Accepted::Session(s) if Rc::ptr_eq(s, &steered));
+            if all.get(&ends).is_some_and(own) {
+                all.remove(&ends);
+            }
+        }));
+        Some(session)
+    }
+
+    /// The programs have said something about a slot.
+    pub(super) fn look_at_slot(self: &Rc<Self>, origin: usize, slot: usize) {
+        let Pools::Balance(pool) = &self.pools else { return };
+        if let Some(steered) = pool.look_at_slot(origin, slot) {
+            self.deal_with(steered);
+        }
+    }
+
+    /// Looks for what no event has told.
+    pub(super) fn look_at_stock(self: &Rc<Self>) {
+        self.look_at_parked();
+        let Pools::Balance(pool) = &self.pools else { return };
+        for steered in pool.look_at_stock(self.context.timeouts.origin_stall) {
+            self.deal_with(steered);
+        }
+    }
+
+    fn deal_with(self: &Rc<Self>, steered: pool::Steered) {
+        match steered {
+            pool::Steered::TakeOver(lease, exchange) => {
+                if let Some(session) = self.session_of(exchange.client) {
+                    session.take_over(lease, exchange);
+                } else {
+                    self.context.metrics.clients_gone.inc();
+                    lease.settle(Verdict::Close(CloseReason::ClientGone), None);
+                }
+            }
+            pool::Steered::Broken { client } => {
+                self.context.metrics.origin_failed.inc();
+                if let Some(session) = self.session_of(client) {
+                    session.break_off();
+                }
+            }
+        }
+    }
+
+    /// A client needs the daemon. `false` if it is none of this service.
+    pub(super) fn client_called(self: &Rc<Self>, kind: EventKind, client: u64, ends: Ends) -> bool {
+        let Some(steering) = &self.steering else { return false };
+        if !self.backlogs.iter().any(|(_, address, _)| *address == ends.1) {
+            return false;
+        }
+        self.accept_backlog();
+        let Some(session) = self.session(ends) else { return false };
+        session.is(client);
+        if kind == EventKind::Blocking {
+            steering.release_client(client);
+        }
+        true
+    }
+
+    /// The session of the client with this cookie.
+    fn session_of(self: &Rc<Self>, client: u64) -> Option<Rc<Steered>> {
+        self.accept_backlog();
+        // After the accept: while this client is known, no other can have the same ends, so a
+        // session that has them is its own, or of a connection that has failed.
+        let ends = self.steering.as_ref()?.client(client)?;
+        self.session(ends)
     }
 
     /// The pool of the origin, or origins, that may serve this client.
@@ -134,10 +355,11 @@ impl Service {
     fn destination(&self, client: &Stream, listener: &Listener) -> Option<SocketAddr> {
         let ask =
             || self.datapath.original_destination(client.peer_addr()?, listener.local_addr()?);
-        ask().unwrap_or_else(|error| {
+        let dialled = ask().unwrap_or_else(|error| {
             tracing::warn!(service = self.name, %error, "looking up what a client dialled");
             None
-        })
+        });
+        dialled.map(|dialled| dialled.address)
     }
 
     pub(super) fn tick(&self) {
@@ -155,7 +377,7 @@ impl Service {
     }
 
     pub(super) fn is_serving(&self) -> bool {
-        self.serving.get() > 0
+        self.serving.get() > 0 || !self.steered.borrow().is_empty()
     }
 
     /// Closes idle origin sockets, and the others as their exchanges end. Those who are being
@@ -172,6 +394,20 @@ impl Service {
         tracing::warn!(service = self.name, %error, "accept failed; pausing");
     }
 }
+
+/// Both ends of a client's connection: the client's, and the listener.
+type Ends = (SocketAddr, SocketAddr);
+
+/// A client that the kernel may serve.
+enum Accepted {
+    /// Nothing was heard of it: most end without needing the daemon, and cost no task.
+    Parked(Stream, Instant),
+    /// It is, or may soon be, served.
+    Session(Rc<Steered>),
+}
+
+/// How long a client is parked before its connection is watched.
+const PARKED_MAX: Duration = Duration::from_millis(100);
 
 /// A client being served, for as long as this lives.
 struct Serving(Rc<Service>);

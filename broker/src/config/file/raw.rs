@@ -55,6 +55,9 @@ pub(super) struct Service {
     pub origins_max: Option<usize>,
     /// dialled only. Default 5 min: outlives the pauses between runs of cron jobs every minute.
     pub origin_idle: Option<String>,
+    /// Intercepted http1 with `route = "balance"` only. Default `auto`: nonblocking clients notice
+    /// nothing of it.
+    pub steer: Option<String>,
     #[serde(default)]
     pub origins: Vec<String>,
     #[serde(default)]

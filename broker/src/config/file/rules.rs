@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use self::check::Checker;
 use super::{Problem, address, raw};
 use crate::config::{
-    Affinity, Config, Intercept, OpaqueReuse, PoolConfig, Protocol, Route, Service,
+    Affinity, Config, Intercept, OpaqueReuse, PoolConfig, Protocol, Route, Service, Steer,
 };
 
 const ADMIN_SOCKET: &str = "/run/broker/admin.sock";
@@ -101,6 +101,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     let origins = addresses(check, "origins", &raw.origins, address::origin);
     let protocol = protocol(check, &raw);
     let route = route(check, &raw);
+    let steer = steer(check, &raw, protocol, route);
     let intercept = intercept(check, &raw.intercept, &origins, raw.origins.is_empty());
     let cgroups = cgroups(check, &raw.cgroups);
     if raw.listen.is_empty() && raw.intercept.is_empty() {
@@ -119,7 +120,18 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     }
     let pool: PoolConfig = pool::pool(check, raw.pool, protocol, route);
     let timeouts = pool::timeouts(check, &raw.timeouts);
-    Service { name: raw.name, listen, intercept, cgroups, protocol, route, origins, pool, timeouts }
+    Service {
+        name: raw.name,
+        listen,
+        intercept,
+        cgroups,
+        protocol,
+        route,
+        steer,
+        origins,
+        pool,
+        timeouts,
+    }
 }
 
 fn name(check: &mut Checker, name: &str) {
@@ -233,6 +245,30 @@ fn route(check: &mut Checker, raw: &raw::Service) -> Route {
         origins_max: NonZeroUsize::new(origins_max).unwrap_or(NonZeroUsize::MIN),
         origin_idle,
     }
+}
+
+fn steer(check: &mut Checker, raw: &raw::Service, protocol: Protocol, route: Route) -> Steer {
+    let steer = check.choice(
+        "steer",
+        raw.steer.as_deref(),
+        &[("auto", Steer::Auto), ("kernel", Steer::Kernel), ("relay", Steer::Relay)],
+        Some(Steer::default()),
+    );
+    let obstacle = if !matches!(protocol, Protocol::Http1 { .. }) {
+        "only protocol = \"http1\" can be steered"
+    } else if protocol != (Protocol::Http1 { affinity: Affinity::Exchange }) {
+        "affinity = \"connection\" is not kept by steering"
+    } else if route != Route::Balance {
+        "only route = \"balance\" can be steered"
+    } else if raw.intercept.is_empty() {
+        "only connections that are intercepted can be steered"
+    } else {
+        return steer.unwrap_or_default();
+    };
+    if steer == Some(Steer::Kernel) {
+        check.broken("steer", quoted("kernel"), obstacle);
+    }
+    Steer::Relay
 }
 
 fn intercept(

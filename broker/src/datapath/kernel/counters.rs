@@ -6,7 +6,9 @@ use anyhow::Context as _;
 use aya::maps::{Array, HashMap, MapData};
 use broker_ebpf::abi::{BUCKETS, Counters, EndpointCounters, EndpointKey, Tally, WHO_COUNT, Who};
 
-use crate::datapath::{ConnectionCounters, Endpoint, InterceptCounters, KernelCounters};
+use crate::datapath::{
+    ConnectionCounters, Endpoint, InterceptCounters, KernelCounters, SteeringCounters,
+};
 use crate::stats::histogram;
 
 const _: () = assert!(BUCKETS == histogram::BUCKETS);
@@ -43,6 +45,16 @@ impl CounterMaps {
                 other_cgroup: tally(Tally::OtherCgroup)?,
                 no_listener: tally(Tally::NoListener)?,
                 bound_to_device: tally(Tally::BoundToDevice)?,
+            },
+            steered: Vec::new(),
+            steering: SteeringCounters {
+                on: false,
+                off_because: None,
+                enrolled: tally(Tally::Enrolled)?,
+                not_enrolled: tally(Tally::NotEnrolled)?,
+                events_lost: tally(Tally::EventLost)?,
+                unsolicited: tally(Tally::Unsolicited)?,
+                surplus: tally(Tally::Surplus)?,
             },
         })
     }

@@ -11,21 +11,25 @@ use anyhow::{Context as _, ensure};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData, MapError};
 use broker_ebpf::abi::{
-    Address, Cgroup, Listeners, SERVICE_CGROUPS_MAX, SERVICES_MAX, Service, TARGET_BITS_BEFORE_IP,
-    TARGETS_MAX, Target, WORKERS_MAX, words,
+    self, Address, Cgroup, Listeners, Route, SERVICE_CGROUPS_MAX, SERVICES_MAX, Service,
+    TARGET_BITS_BEFORE_IP, TARGETS_MAX, Target, WORKERS_MAX, words,
 };
 use ipnet::IpNet;
 
 use super::map_index;
-use crate::config::Intercept;
-use crate::datapath::{InterceptedService, WorkerListeners};
+use crate::config::{Intercept, Steer};
+use crate::datapath::steering::Layout;
+use crate::datapath::{InterceptedService, ListenerSet, WorkerListeners};
 
 /// The tables and what they hold.
 pub(super) struct ServiceMaps {
     targets: LpmTrie<MapData, Target, u32>,
     services: Array<MapData, Service>,
     listeners: Array<MapData, Listeners>,
+    routes: Array<MapData, Route>,
     workers: usize,
+    /// Where the slots of steered services are; `None` if nothing can be steered.
+    layout: Option<Layout>,
     /// Every prefix in `targets` with its slot.
     active: HashMap<Prefix, u32>,
     /// The first slot of the half that `active` does not refer to.
@@ -40,9 +44,12 @@ impl ServiceMaps {
         targets: LpmTrie<MapData, Target, u32>,
         services: Array<MapData, Service>,
         listeners: Array<MapData, Listeners>,
+        routes: Array<MapData, Route>,
         workers: usize,
+        layout: Option<Layout>,
     ) -> Self {
-        Self { targets, services, listeners, workers, active: HashMap::new(), free: 0 }
+        let active = HashMap::new();
+        Self { targets, services, listeners, routes, workers, layout, active, free: 0 }
     }
 
     /// Makes these the intercepted services. If that fails, the old ones stay.
@@ -87,10 +94,29 @@ impl ServiceMaps {
             service.listeners.len(),
             self.workers
         );
-        self.services.set(map_index(slot), service_value(service)?, 0)?;
-        for (index, listeners) in (slot * WORKERS_MAX..).zip(&service.listeners) {
-            self.listeners.set(map_index(index), listeners_value(listeners), 0)?;
+        let mut value = service_value(service)?;
+        let position = service.service as usize;
+        for (worker, listeners) in service.listeners.iter().enumerate() {
+            let index = map_index(slot * WORKERS_MAX + worker);
+            self.listeners.set(index, listeners_value(listeners), 0)?;
+            let layout = self.layout.as_ref();
+            let first_group = layout.and_then(|layout| layout.first_group(position, worker));
+            let route = if let (Some(layout), Some(first)) = (layout, first_group) {
+                Route {
+                    first_group: map_index(first),
+                    origins: map_index(layout.origins(position)),
+                    service: service.service,
+                    worker: map_index(worker),
+                    steer: value.steer,
+                    ..Route::default()
+                }
+            } else {
+                value.steer = abi::Steer::Relay as u32;
+                Route::default()
+            };
+            self.routes.set(index, route, 0)?;
         }
+        self.services.set(map_index(slot), value, 0)?;
         Ok(())
     }
 
@@ -125,6 +151,11 @@ fn service_value(service: &InterceptedService) -> anyhow::Result<Service> {
     let mut value = Service {
         cgroup_count: map_index(service.cgroups.len()),
         keep_destination: service.keep_destination.into(),
+        steer: match service.steer {
+            Steer::Relay => abi::Steer::Relay,
+            Steer::Auto => abi::Steer::Auto,
+            Steer::Kernel => abi::Steer::Kernel,
+        } as u32,
         ..Service::default()
     };
     for (place, cgroup) in value.cgroups.iter_mut().zip(&service.cgroups) {
@@ -134,7 +165,11 @@ fn service_value(service: &InterceptedService) -> anyhow::Result<Service> {
 }
 
 fn listeners_value(listeners: &WorkerListeners) -> Listeners {
-    Listeners {
+    Listeners { relayed: set_value(&listeners.relayed), steered: set_value(&listeners.steered) }
+}
+
+fn set_value(listeners: &ListenerSet) -> abi::ListenerSet {
+    abi::ListenerSet {
         loopback_v4: listeners.loopback_v4.to_be(),
         loopback_v6: listeners.loopback_v6.to_be(),
         netns: listeners.netns.map_or_else(Address::default, Address::from),

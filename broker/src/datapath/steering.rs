@@ -1,0 +1,669 @@
+//! The memory that the daemon shares with the programs that steer: origin sockets with their
+//! words, clients, and what happened.
+//!
+//! A worker puts an origin socket into a [slot](abi::Slot) and offers it; from then on the slot's
+//! [`Word`] says whose it is. Programs and daemon change words by compare-and-swap only, as
+//! [`broker_ebpf::phase`] allows it. Reads and swaps cost no system call.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, MapError, RingBuf, SockHash, SockMap};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya_obj::generated::bpf_map_type;
+use broker_ebpf::abi::{
+    self, BUCKETS, BUSY, Client, EVENTS_BYTES, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Settled, Tally,
+    WHY_COUNT, name,
+};
+use broker_ebpf::phase::{Phase, Word};
+use broker_ebpf::scan::WhyNot;
+use nix::time::{ClockId, clock_gettime};
+
+use crate::config::{Affinity, Config, Protocol, Route, Service, Steer};
+use crate::sys::{self, Mapped, Shared};
+
+/// Slots of all workers and origins together; the programs' memory grows with them (3 KB each).
+const SLOTS_MAX: usize = 16_384;
+
+/// How slots are shared out: to groups, one for each worker and origin of a steered service, and a
+/// spare one to try steering out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    services: Vec<Option<ServiceGroups>>,
+    workers: usize,
+    groups: usize,
+    group_slots: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ServiceGroups {
+    first: usize,
+    origins: usize,
+}
+
+/// Whose a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Position of the service in the configuration.
+    pub service: usize,
+    /// The worker.
+    pub worker: usize,
+    /// Position of the origin in the service.
+    pub origin: usize,
+}
+
+impl Layout {
+    /// The layout for a configuration; `None` if nothing in it can be steered.
+    #[must_use]
+    pub fn new(config: &Config) -> Option<Self> {
+        let workers = config.workers.get();
+        let mut groups = 0;
+        let services = config.services.iter().map(|service| {
+            is_steerable(service).then(|| {
+                let (first, origins) = (groups, service.origins.len());
+                groups += workers * origins;
+                ServiceGroups { first, origins }
+            })
+        });
+        let services: Vec<_> = services.collect();
+        // With very many origins each gets few slots, or none: such a fleet wants subsets.
+        let group_slots = (SLOTS_MAX / (groups + 1)).min(GROUP_SLOTS_MAX);
+        (groups > 0 && group_slots > 0).then_some(Self { services, workers, groups, group_slots })
+    }
+
+    /// The layout to try steering out, for no service at all.
+    #[must_use]
+    pub fn trial() -> Self {
+        Self { services: Vec::new(), workers: 1, groups: 0, group_slots: 1 }
+    }
+
+    /// The group of a service's first origin in a worker; the others follow.
+    #[must_use]
+    pub fn first_group(&self, service: usize, worker: usize) -> Option<usize> {
+        let groups = (*self.services.get(service)?)?;
+        Some(groups.first + worker * groups.origins)
+    }
+
+    /// How many origins of a service can be steered to.
+    #[must_use]
+    pub fn origins(&self, service: usize) -> usize {
+        self.services.get(service).copied().flatten().map_or(0, |groups| groups.origins)
+    }
+
+    /// Whose a slot is.
+    #[must_use]
+    pub fn owner(&self, slot: usize) -> Option<Owner> {
+        let group = slot / self.group_slots;
+        self.services.iter().enumerate().find_map(|(service, groups)| {
+            let groups = (*groups)?;
+            let at = group.checked_sub(groups.first)?;
+            let (worker, origin) = (at / groups.origins, at % groups.origins);
+            (worker < self.workers).then_some(Owner { service, worker, origin })
+        })
+    }
+
+    /// The group that no service has.
+    #[must_use]
+    pub fn spare_group(&self) -> usize {
+        self.groups
+    }
+
+    /// How many groups there are.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.groups + 1
+    }
+
+    /// Slots of each group.
+    #[must_use]
+    pub fn group_slots(&self) -> usize {
+        self.group_slots
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.groups() * self.group_slots
+    }
+}
+
+/// Whether any client of a service may be steered.
+fn is_steerable(service: &Service) -> bool {
+    service.steer != Steer::Relay
+        && !service.intercept.is_empty()
+        && service.protocol == (Protocol::Http1 { affinity: Affinity::Exchange })
+        && service.route == Route::Balance
+}
+
+/// [`abi::Slot`], as several parties see it at a time.
+#[repr(C)]
+struct Slot {
+    word: AtomicU64,
+    cookie: AtomicU64,
+    started_ns: AtomicU64,
+    idle_since_ns: AtomicU64,
+    remaining: AtomicU32,
+    exchanges: AtomicU32,
+    uses_left: AtomicU32,
+    origin_idle_s: AtomicU32,
+    request_len: AtomicU32,
+    worker: AtomicU32,
+    head_only: AtomicU8,
+    ended: AtomicU8,
+    zero: [AtomicU8; 6],
+}
+
+const _: () = assert!(size_of::<Slot>() == size_of::<abi::Slot>());
+
+#[expect(unsafe_code, reason = "a statement about its fields")]
+// SAFETY: atomics only.
+unsafe impl Shared for Slot {}
+
+/// [`abi::Group`], as several parties see it at a time.
+#[repr(C)]
+struct Group {
+    idle: AtomicU64,
+    active: AtomicU64,
+    relay_active: AtomicU64,
+    eligible: AtomicU64,
+    service: AtomicU64,
+    completed: AtomicU64,
+    reused: AtomicU64,
+    taken_over: AtomicU64,
+    clients_gone: AtomicU64,
+    request_bytes: AtomicU64,
+    response_bytes: AtomicU64,
+    status: [AtomicU64; 8],
+    latency_us_sum: AtomicU64,
+    latency_us: [AtomicU64; BUCKETS],
+}
+
+const _: () = assert!(size_of::<Group>() == size_of::<abi::Group>());
+
+#[expect(unsafe_code, reason = "a statement about its fields")]
+// SAFETY: atomics only.
+unsafe impl Shared for Group {}
+
+/// What the daemon sets when it puts a socket into a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Lifetime {
+    /// Exchanges that it has served.
+    pub exchanges: u64,
+    /// How many more it may serve.
+    pub uses_left: u64,
+    /// How long its origin keeps idle connections, if that is known.
+    pub origin_idle: Option<Duration>,
+}
+
+/// What the programs have noted of a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Noted {
+    /// When the current request was sent.
+    pub started: Duration,
+    /// When the socket became idle.
+    pub idle_since: Duration,
+    /// Exchanges that it has served.
+    pub exchanges: u64,
+    /// How long its origin keeps idle connections, if it has said so.
+    pub origin_idle: Option<Duration>,
+    /// Whether the origin has ended its side.
+    pub ended: bool,
+}
+
+/// What the kernel carried for one origin.
+#[derive(Clone, Debug, Default)]
+pub struct SteeredOrigin {
+    /// Exchanges completed.
+    pub completed: u64,
+    /// Exchanges begun on a socket that had served another before.
+    pub reused: u64,
+    /// Exchanges that the daemon took over at the first bytes of their response.
+    pub taken_over: u64,
+    /// Segments for clients that had left.
+    pub clients_gone: u64,
+    /// Bytes of requests.
+    pub request_bytes: u64,
+    /// Bytes of responses.
+    pub response_bytes: u64,
+    /// Responses by the first digit of their status.
+    pub status: [u64; 8],
+    /// Times from request to first response byte, in buckets of microseconds.
+    pub latency_us: Vec<u64>,
+}
+
+/// What the kernel carried for one service.
+#[derive(Clone, Debug, Default)]
+pub struct SteeredService {
+    /// In the order of the configuration.
+    pub origins: Vec<SteeredOrigin>,
+    /// Requests and responses that were not steered, by [`WhyNot::name`].
+    pub not_steered: Vec<(&'static str, u64)>,
+}
+
+/// The daemon's end of steering, for all workers.
+pub struct Steering {
+    layout: Layout,
+    slots: Mapped<Slot>,
+    requests: Mapped<[AtomicU8; REQUEST_BYTES_MAX]>,
+    groups: Mapped<Group>,
+    why: Mapped<AtomicU64>,
+    tallies: Mapped<AtomicU64>,
+    maps: Mutex<SocketMaps>,
+    queues: Mutex<Vec<Option<RingBuf<MapData>>>>,
+    programs: OnceLock<Weak<Mutex<Ebpf>>>,
+    _events: ArrayOfMaps<MapData, RingBuf<MapData>>,
+}
+
+/// What is changed by system calls.
+struct SocketMaps {
+    clients: HashMap<MapData, u64, Client>,
+    client_sockets: SockHash<MapData, u64>,
+    origin_sockets: SockMap<MapData>,
+    origin_slots: HashMap<MapData, u64, u32>,
+}
+
+impl Steering {
+    /// Takes the maps of the loaded programs.
+    pub(super) fn new(layout: Layout, programs: &mut Ebpf) -> Result<Self, MapError> {
+        let mut events: ArrayOfMaps<_, RingBuf<MapData>> = take(programs, name::EVENTS)?;
+        let mut queues = Vec::new();
+        for worker in 0..layout.workers {
+            let queue = new_queue()?;
+            events.set(index(worker), &queue, 0)?;
+            queues.push(Some(queue));
+        }
+        let steering = Self {
+            slots: mapped(programs, name::SLOTS, layout.slots())?,
+            requests: mapped(programs, name::REQUESTS, layout.slots())?,
+            groups: mapped(programs, name::GROUPS, layout.groups())?,
+            why: mapped(programs, name::WHY, abi::SERVICES_MAX * WHY_COUNT)?,
+            tallies: mapped(programs, name::TALLIES, abi::TALLY_COUNT)?,
+            maps: Mutex::new(SocketMaps {
+                clients: take(programs, name::CLIENTS)?,
+                client_sockets: take(programs, name::CLIENT_SOCKETS)?,
+                origin_sockets: take(programs, name::ORIGIN_SOCKETS)?,
+                origin_slots: take(programs, name::ORIGIN_SLOTS)?,
+            }),
+            queues: Mutex::new(queues),
+            programs: OnceLock::new(),
+            _events: events,
+            layout,
+        };
+        for (service, _) in steering.layout.services.iter().enumerate() {
+            for group in steering.groups_of(service) {
+                group.service.store(service as u64, Relaxed);
+                group.eligible.store(1, Relaxed);
+            }
+        }
+        if let Some(spare) = steering.groups.get(steering.layout.spare_group()) {
+            spare.service.store(abi::SERVICES_MAX as u64, Relaxed);
+            spare.eligible.store(1, Relaxed);
+        }
+        Ok(steering)
+    }
+
+    /// Where the program is that answers questions.
+    pub(super) fn run_with(&self, programs: &Arc<Mutex<Ebpf>>) {
+        // Only the first call counts, and there is only one.
+        self.programs.set(Arc::downgrade(programs)).ok();
+    }
+
+    /// How slots are shared out.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The queue of a worker's events; `None` if it was taken before.
+    #[must_use]
+    pub fn take_queue(&self, worker: usize) -> Option<RingBuf<MapData>> {
+        lock(&self.queues).get_mut(worker)?.take()
+    }
+
+    /// Gives a queue back that was only borrowed.
+    pub(super) fn put_queue(&self, worker: usize, queue: RingBuf<MapData>) {
+        if let Some(place) = lock(&self.queues).get_mut(worker) {
+            *place = Some(queue);
+        }
+    }
+
+    /// Forgets the rare events of steering: nobody's clients have had any yet.
+    pub(super) fn forget_events(&self) {
+        for event in Tally::Enrolled as usize..abi::TALLY_COUNT {
+            if let Some(count) = self.tallies.get(event) {
+                count.store(0, Relaxed);
+            }
+        }
+    }
+
+    /// How many events found their queue full, ever.
+    #[must_use]
+    pub fn events_lost(&self) -> u64 {
+        self.tallies.get(Tally::EventLost as usize).map_or(0, |lost| lost.load(Relaxed))
+    }
+
+    /// Puts a silent origin socket into a free slot, as the daemon's.
+    pub fn attach(
+        &self,
+        slot: usize,
+        worker: usize,
+        socket: BorrowedFd<'_>,
+        life: &Lifetime,
+    ) -> io::Result<u64> {
+        let place = self.slot(slot)?;
+        let cookie = sys::socket_cookie(socket)?;
+        place.cookie.store(cookie, Relaxed);
+        place.exchanges.store(saturated(life.exchanges), Relaxed);
+        place.uses_left.store(saturated(life.uses_left), Relaxed);
+        let idle_s = life.origin_idle.map_or(0, |idle| idle.as_secs());
+        place.origin_idle_s.store(saturated(idle_s), Relaxed);
+        place.worker.store(index(worker), Relaxed);
+        place.ended.store(0, Relaxed);
+        place.word.store(Word::new(Phase::Relay, 0).0, Release);
+        let mut maps = lock(&self.maps);
+        maps.origin_slots.insert(cookie, index(slot), 0).map_err(map_error)?;
+        if let Err(e) = maps.origin_sockets.set(index(slot), &socket.as_raw_fd(), 0) {
+            maps.origin_slots.remove(&cookie).ok();
+            place.word.store(Word::FREE.0, Release);
+            return Err(map_error(e));
+        }
+        Ok(cookie)
+    }
+
+    /// Takes an open socket that is the daemon's out of the programs' reach.
+    pub fn release(&self, slot: usize) {
+        if let Err(error) = lock(&self.maps).origin_sockets.clear_index(&index(slot)) {
+            tracing::debug!(%error, "taking an origin socket out of its map");
+        }
+    }
+
+    /// Frees the slot of a socket that was released or closed.
+    pub fn free(&self, slot: usize, cookie: u64) {
+        lock(&self.maps).origin_slots.remove(&cookie).ok();
+        if let Some(place) = self.slots.get(slot) {
+            place.word.store(Word::FREE.0, Release);
+        }
+    }
+
+    /// The word of a slot.
+    #[must_use]
+    pub fn word(&self, slot: usize) -> Word {
+        self.slots.get(slot).map_or(Word::FREE, |slot| Word(slot.word.load(Acquire)))
+    }
+
+    /// Puts `new` in the place of `old`; answers whether it did.
+    #[must_use]
+    pub fn swap(&self, slot: usize, old: Word, new: Word) -> bool {
+        debug_assert!(broker_ebpf::phase::allowed(broker_ebpf::phase::Actor::Daemon, old, new));
+        let swapped = self
+            .slots
+            .get(slot)
+            .is_some_and(|slot| slot.word.compare_exchange(old.0, new.0, AcqRel, Relaxed).is_ok());
+        if swapped
+            && old.phase().is_steered()
+            && let Some(group) = self.group_of(slot)
+        {
+            group.active.fetch_sub(1, Relaxed);
+        }
+        swapped
+    }
+
+    /// Makes an offered socket anybody's. `false` if bytes came meanwhile.
+    #[must_use]
+    pub fn publish(&self, slot: usize) -> bool {
+        let Some(place) = self.slots.get(slot) else { return false };
+        place.idle_since_ns.store(nanos(now()), Relaxed);
+        let published = self.swap(slot, Word::OFFERED, Word::IDLE);
+        if published && let Some(group) = self.group_of(slot) {
+            group.idle.fetch_or(self.bit(slot), Release);
+        }
+        published
+    }
+
+    /// Takes an idle socket of a group back; the slot's number.
+    #[must_use]
+    pub fn take(&self, group: usize) -> Option<usize> {
+        let shared = self.groups.get(group)?;
+        loop {
+            let idle = shared.idle.load(Acquire);
+            if idle == 0 {
+                return None;
+            }
+            let slot = group * self.layout.group_slots + idle.trailing_zeros() as usize;
+            if self.take_back(slot) {
+                return Some(slot);
+            }
+        }
+    }
+
+    /// Takes this socket back, if it is idle.
+    #[must_use]
+    pub fn take_back(&self, slot: usize) -> bool {
+        // Whoever clears the bit has the first try.
+        if let Some(group) = self.group_of(slot) {
+            group.idle.fetch_and(!self.bit(slot), AcqRel);
+        }
+        self.swap(slot, Word::IDLE, Word::new(Phase::Relay, 0))
+    }
+
+    /// How many sockets of a group look idle.
+    #[must_use]
+    pub fn idle(&self, group: usize) -> usize {
+        self.groups.get(group).map_or(0, |g| g.idle.load(Acquire).count_ones() as usize)
+    }
+
+    /// Tells the programs how many sockets of an origin the daemon uses itself, and whether the
+    /// origin may get new exchanges.
+    pub fn set_load(&self, group: usize, relay_active: usize, eligible: bool) {
+        if let Some(group) = self.groups.get(group) {
+            group.relay_active.store(relay_active as u64, Relaxed);
+            group.eligible.store(eligible.into(), Relaxed);
+        }
+    }
+
+    /// How many requests a group's service had for the programs, served or not: grows as long as
+    /// there is demand.
+    #[must_use]
+    pub fn demand(&self, group: usize) -> u64 {
+        let Some(group) = self.groups.get(group) else { return 0 };
+        let service = usize::try_from(group.service.load(Relaxed)).unwrap_or(usize::MAX);
+        let no_idle = self.why(service, WhyNot::NoIdle);
+        group.request_bytes.load(Relaxed).wrapping_add(no_idle)
+    }
+
+    /// What the programs have noted of a slot.
+    #[must_use]
+    pub fn noted(&self, slot: usize) -> Option<Noted> {
+        let slot = self.slots.get(slot)?;
+        let idle = slot.origin_idle_s.load(Relaxed);
+        Some(Noted {
+            started: Duration::from_nanos(slot.started_ns.load(Relaxed)),
+            idle_since: Duration::from_nanos(slot.idle_since_ns.load(Relaxed)),
+            exchanges: slot.exchanges.load(Relaxed).into(),
+            origin_idle: (idle > 0).then(|| Duration::from_secs(idle.into())),
+            ended: slot.ended.load(Relaxed) != 0,
+        })
+    }
+
+    /// The request that was sent on a slot's socket; empty if it was not kept.
+    #[must_use]
+    pub fn request(&self, slot: usize) -> Vec<u8> {
+        let (Some(place), Some(bytes)) = (self.slots.get(slot), self.requests.get(slot)) else {
+            return Vec::new();
+        };
+        let len = place.request_len.load(Relaxed) as usize;
+        bytes.iter().take(len).map(|byte| byte.load(Relaxed)).collect()
+    }
+
+    /// Both ends of a client's connection; `None` if it is gone.
+    #[must_use]
+    pub fn client(&self, cookie: u64) -> Option<(SocketAddr, SocketAddr)> {
+        let client = lock(&self.maps).clients.get(&cookie, 0).ok()?;
+        Some((client.pair.client.into(), client.pair.listener.into()))
+    }
+
+    /// A client's requests are the daemon's from now on.
+    pub fn set_busy(&self, cookie: u64) {
+        self.set_relayed(cookie, [BUSY, BUSY]);
+    }
+
+    /// The daemon has nothing more to do for a client, after so many bytes sent to it and received
+    /// from it: what it sends next may be steered, once it has read everything.
+    pub fn set_free(&self, cookie: u64, sent: u64, received: u64) {
+        self.set_relayed(cookie, [sent, received]);
+    }
+
+    fn set_relayed(&self, cookie: u64, relayed: [u64; 2]) {
+        const BPF_EXIST: u64 = 2;
+        let mut maps = lock(&self.maps);
+        let Ok(client) = maps.clients.get(&cookie, 0) else { return };
+        // It may have left meanwhile.
+        maps.clients.insert(cookie, Client { relayed, ..client }, BPF_EXIST).ok();
+    }
+
+    /// Whether nothing that the kernel has sent, or is sending, to a client is unread. A client that
+    /// is gone has read all it ever will.
+    #[must_use]
+    pub fn has_settled(&self, cookie: u64) -> bool {
+        let Ok(client) = lock(&self.maps).clients.get(&cookie, 0) else { return true };
+        let word = self.word(client.slot as usize);
+        // Any word of its own: one that was handed over, or cut off, is yet to be dealt with.
+        if word.owner() == cookie {
+            return false;
+        }
+        let Some(programs) = self.programs.get().and_then(Weak::upgrade) else { return true };
+        // The least that the kernel takes for a packet, see `bpf_prog_test_run_skb`.
+        let mut question = [0; 64];
+        question[..8].copy_from_slice(&cookie.to_ne_bytes());
+        let mut programs = programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let program = programs.program_mut(name::SETTLED);
+        let Some(Ok(program)) = program.map(<&mut SchedClassifier>::try_from) else { return false };
+        let options = TestRunOptions { data_in: Some(&question), ..TestRunOptions::new() };
+        program.test_run(options).is_ok_and(|answer| {
+            let answer = answer.return_value.cast_signed();
+            answer == Settled::Yes as i32 || answer == Settled::Gone as i32
+        })
+    }
+
+    /// Puts a client's socket back within the programs' reach.
+    pub(super) fn enrol(&self, cookie: u64, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let mut maps = lock(&self.maps);
+        maps.client_sockets.insert(cookie, socket.as_raw_fd(), 0).map_err(map_error)
+    }
+
+    /// Takes a client's socket out of the programs' reach.
+    pub fn release_client(&self, cookie: u64) {
+        // It may have left meanwhile.
+        lock(&self.maps).client_sockets.remove(&cookie).ok();
+    }
+
+    /// What the kernel carried so far, by position of the service in the configuration.
+    #[must_use]
+    pub fn carried(&self) -> Vec<Option<SteeredService>> {
+        let service = |(service, groups): (usize, &Option<ServiceGroups>)| {
+            let groups = (*groups)?;
+            let mut origins = vec![SteeredOrigin::default(); groups.origins];
+            for (i, group) in self.groups_of(service).enumerate() {
+                group.add_to(&mut origins[i % groups.origins]);
+            }
+            let why = |why: WhyNot| (why.name(), self.why(service, why));
+            Some(SteeredService {
+                origins,
+                not_steered: WhyNot::ALL.into_iter().map(why).filter(|(_, n)| *n > 0).collect(),
+            })
+        };
+        self.layout.services.iter().enumerate().map(service).collect()
+    }
+
+    fn why(&self, service: usize, why: WhyNot) -> u64 {
+        self.why.get(service * WHY_COUNT + why as usize).map_or(0, |n| n.load(Relaxed))
+    }
+
+    fn groups_of(&self, service: usize) -> impl Iterator<Item = &Group> {
+        let groups = self.layout.services.get(service).copied().flatten();
+        let range = groups.map_or(0..0, |g| g.first..g.first + self.layout.workers * g.origins);
+        range.filter_map(|group| self.groups.get(group))
+    }
+
+    fn slot(&self, slot: usize) -> io::Result<&Slot> {
+        self.slots.get(slot).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn group_of(&self, slot: usize) -> Option<&Group> {
+        self.groups.get(slot / self.layout.group_slots)
+    }
+
+    fn bit(&self, slot: usize) -> u64 {
+        1 << (slot % self.layout.group_slots)
+    }
+}
+
+impl Group {
+    fn add_to(&self, origin: &mut SteeredOrigin) {
+        let get = |counter: &AtomicU64| counter.load(Relaxed);
+        origin.completed += get(&self.completed);
+        origin.reused += get(&self.reused);
+        origin.taken_over += get(&self.taken_over);
+        origin.clients_gone += get(&self.clients_gone);
+        origin.request_bytes += get(&self.request_bytes);
+        origin.response_bytes += get(&self.response_bytes);
+        origin.status.iter_mut().zip(&self.status).for_each(|(sum, n)| *sum += get(n));
+        origin.latency_us.resize(BUCKETS, 0);
+        origin.latency_us.iter_mut().zip(&self.latency_us).for_each(|(sum, n)| *sum += get(n));
+    }
+}
+
+/// The clock that the programs read.
+#[must_use]
+pub fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn saturated(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn index(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn take<M: TryFrom<Map, Error = MapError>>(programs: &mut Ebpf, name: &str) -> Result<M, MapError> {
+    programs.take_map(name).ok_or_else(|| no_map(name)).and_then(M::try_from)
+}
+
+/// The values of an array map.
+fn mapped<T: Shared>(programs: &Ebpf, name: &str, len: usize) -> Result<Mapped<T>, MapError> {
+    let Some(Map::Array(data)) = programs.map(name) else { return Err(no_map(name)) };
+    Mapped::new(data.fd().as_fd(), len).map_err(MapError::IoError)
+}
+
+fn no_map(name: &str) -> MapError {
+    MapError::InvalidName { name: name.to_owned() }
+}
+
+fn new_queue() -> Result<RingBuf<MapData>, MapError> {
+    let kind = bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
+    let map = aya_obj::Map::new_from_params(kind, 0, 0, index(EVENTS_BYTES), 0);
+    RingBuf::try_from(Map::RingBuf(MapData::create(map, name::EVENTS, None)?))
+}
+
+fn map_error(error: MapError) -> io::Error {
+    match error {
+        MapError::SyscallError(e) => e.io_error,
+        error => io::Error::other(error),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
