@@ -23,5 +23,6 @@ pub mod stats;
 
 pub mod admin;
 pub mod command;
+pub mod doctor;
 pub mod observe;
 pub mod report;

@@ -4,11 +4,11 @@ use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use broker::command::{observe, stats};
+use broker::command::{doctor, observe, stats};
 use broker::config::Config;
 use broker::config::file::{self, ConfigError};
 use broker::datapath::kernel;
-use broker::report::Screen;
+use broker::report::{Screen, Style};
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -53,6 +53,8 @@ enum Command {
     Observe(observe::Args),
     /// Show what a running daemon has done.
     Stats(stats::Args),
+    /// Try out what the broker needs of this host; exit code 1 if something does not work.
+    Doctor(doctor::Args),
 }
 
 fn main() -> ExitCode {
@@ -68,16 +70,25 @@ fn main() -> ExitCode {
         }
     };
     // A table is no place for news that nobody asked for.
-    let level = if matches!(args.command, Command::Run { .. }) { "info" } else { "warn" };
+    let level = match args.command {
+        Command::Run { .. } => "info",
+        // All that it could log is in its table.
+        Command::Doctor(_) => "off",
+        _ => "warn",
+    };
     init_log(args.log, level);
     let done = match args.command {
-        Command::Run { config } => run(&config),
-        Command::Check { config } => check(&config),
-        Command::Observe(args) => observe(args),
-        Command::Stats(args) => stats(&args),
+        Command::Run { config } => run(&config).map(|()| true),
+        Command::Check { config } => check(&config).map(|()| true),
+        Command::Observe(args) => observe(args).map(|()| true),
+        Command::Stats(args) => stats(&args).map(|()| true),
+        Command::Doctor(args) => {
+            doctor::run(args, Style::of_stdout(), &mut std::io::stdout().lock())
+        }
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         // One line for each problem, each starting with the file: editors can jump there.
         Err(error) if error.is::<ConfigError>() => {
             eprintln!("{error:#}");

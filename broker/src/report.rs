@@ -3,6 +3,7 @@
 //! Everything here turns values into text; who prints it, and whether to a terminal, is decided by
 //! the caller in a [`Style`].
 
+pub mod doctor;
 pub mod observe;
 pub mod stats;
 mod table;

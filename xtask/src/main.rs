@@ -47,6 +47,9 @@ enum Task {
     /// Count this host's connections without changing any
     #[command(disable_help_flag = true)]
     Observe(Rest),
+    /// Try out what the broker needs of this host
+    #[command(disable_help_flag = true)]
+    Doctor(Rest),
     /// Run all checks and all tests (as root, for the end-to-end ones)
     Test,
     /// Check formatting, lints and documentation only
@@ -78,6 +81,9 @@ fn main() -> ExitCode {
         }
         Task::Observe(rest) => {
             Built::daemon(RELEASE).and_then(|b| b.exec("broker", "observe", &rest.args))
+        }
+        Task::Doctor(rest) => {
+            Built::daemon(RELEASE).and_then(|b| b.exec("broker", "doctor", &rest.args))
         }
         Task::Test => check::run(Need::Lab, check::all),
         Task::Check => check::run(Need::Build, check::checks),

@@ -1,0 +1,28 @@
+//! `broker doctor`: tries out what the broker needs and shows it.
+
+use std::io::Write;
+
+use crate::doctor::examine;
+use crate::report::Style;
+use crate::report::doctor::render;
+
+/// Arguments of `broker doctor`.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Args {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command; answers whether everything works.
+pub fn run(args: Args, style: Style, out: &mut impl Write) -> anyhow::Result<bool> {
+    let diagnosis = examine();
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &diagnosis)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(render(&diagnosis, style).as_bytes())?;
+    }
+    out.flush()?;
+    Ok(diagnosis.healthy)
+}
