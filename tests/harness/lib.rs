@@ -8,7 +8,7 @@
 
 pub mod sys;
 
-mod leftovers;
+pub mod leftovers;
 
 pub mod cgroup;
 pub mod lab;

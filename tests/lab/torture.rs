@@ -216,7 +216,7 @@ fn config(lab: &Lab, services: &[Named], steer: Steer) -> String {
         Steer::Kernel => "steer = \"kernel\"\n",
         Steer::Auto => "steer = \"auto\"\n",
         // What a daemon does that knows of nothing else.
-        Steer::Relay => "",
+        Steer::Relay => "steer = \"relay\"\n",
     };
     let mut config = format!("workers = {WORKERS}\n");
     for Named { name, service, pool } in services {

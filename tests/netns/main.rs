@@ -10,6 +10,7 @@ mod affinity;
 mod clients;
 mod counting;
 mod demonstration;
+mod doctor;
 mod failure;
 mod framing;
 mod hostile;

@@ -1,5 +1,6 @@
 //! What most tests start with: a lab, one scripted origin, and the daemon in front of it.
 
+use std::env;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -46,13 +47,23 @@ impl Default for Service<'_> {
     }
 }
 
+/// Names how the clients of services that can be steered are to be: the same tests then run
+/// through interception and the kernel.
+const STEER: &str = "BROKER_TEST_STEER";
+
 impl Service<'_> {
     pub(crate) fn render(&self, lab: &Lab) -> String {
         let Self { daemon, keys, pool, timeouts, workers } = self;
+        let steerable = keys.contains("http1") && !keys.contains("affinity");
+        let clients = match env::var(STEER) {
+            Ok(steer) if steerable => {
+                format!("intercept = [\"{}\"]\nsteer = {steer:?}", listen(lab))
+            }
+            _ => format!("listen = [\"{}\"]", listen(lab)),
+        };
         format!(
-            "{daemon}\nworkers = {workers}\n[[service]]\nname = \"web\"\nlisten = [\"{}\"]\norigins = {}\n\
+            "{daemon}\nworkers = {workers}\n[[service]]\nname = \"web\"\n{clients}\norigins = {}\n\
              {keys}\n[service.pool]\n{pool}\n[service.timeouts]\n{timeouts}\n",
-            listen(lab),
             addresses(&lab.all_origins())
         )
     }

@@ -23,7 +23,24 @@ fn torture(arguments: &[&str]) -> serde_json::Value {
 
 #[test]
 fn no_byte_goes_astray() {
-    let results = torture(&["--exchanges", "30000"]);
+    assert_clean("relay");
+}
+
+#[test]
+fn no_byte_goes_astray_where_nonblocking_clients_are_steered() {
+    let results = assert_clean("auto");
+    assert!(results["steered_percent"].as_f64() > Some(1.0), "{results}");
+}
+
+#[test]
+fn no_byte_goes_astray_where_all_clients_are_steered() {
+    let results = assert_clean("kernel");
+    assert!(results["steered_percent"].as_f64() > Some(2.0), "{results}");
+}
+
+#[track_caller]
+fn assert_clean(steer: &str) -> serde_json::Value {
+    let results = torture(&["--exchanges", "30000", "--steer", steer]);
     let count = |name: &str| results[name].as_u64().unwrap_or_else(|| panic!("{name}: {results}"));
     for name in ["mismatches", "duplicated", "lost", "stuck", "kernel_warnings", "leases_left"] {
         assert_eq!(count(name), 0, "{name}");
@@ -37,6 +54,7 @@ fn no_byte_goes_astray() {
         assert!(count(name) > 0, "{name}");
     }
     assert!(count("verified_bytes") > 30_000 * 1000);
+    results
 }
 
 #[test]

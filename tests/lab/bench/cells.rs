@@ -20,6 +20,8 @@ pub(super) struct Cell {
 pub(super) enum Mode {
     /// A new connection for each request, `Connection: close`.
     OneShot,
+    /// A new connection for each request, which the client closes without announcing it.
+    Brief,
     /// One connection for each client.
     KeepAlive,
 }
@@ -38,8 +40,13 @@ pub(super) enum Size {
 impl Cell {
     pub(super) fn all(quick: bool) -> impl Iterator<Item = Self> {
         let clients: &[usize] = if quick { &[32] } else { &[1, 32, 256] };
-        [Mode::OneShot, Mode::KeepAlive].into_iter().flat_map(move |mode| {
-            [Size::Small, Size::Medium, Size::Large].into_iter().flat_map(move |size| {
+        [Mode::OneShot, Mode::Brief, Mode::KeepAlive].into_iter().flat_map(move |mode| {
+            // Brief connections matter where the kernel could serve them whole.
+            let sizes: &[Size] = match mode {
+                Mode::Brief => &[Size::Small],
+                Mode::OneShot | Mode::KeepAlive => &[Size::Small, Size::Medium, Size::Large],
+            };
+            sizes.iter().flat_map(move |&size| {
                 iter::repeat((mode, size)).zip(clients).map(|((mode, size), &clients)| Self {
                     mode,
                     size,
@@ -59,6 +66,7 @@ impl Mode {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one-shot",
+            Self::Brief => "brief",
             Self::KeepAlive => "keep-alive",
         }
     }
@@ -68,6 +76,7 @@ impl From<Mode> for load::Mode {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::OneShot => Self::OneShot,
+            Mode::Brief => Self::OneShotClientCloses,
             Mode::KeepAlive => Self::KeepAlive,
         }
     }

@@ -3,8 +3,9 @@
 //! Each proxy is set up as its own documentation recommends for this job: two event loops for two
 //! cores, keep-alive on both sides, origin connections shared between clients, no access log, no
 //! limit on requests per connection (it would add handshakes that say nothing of the proxy). All
-//! listen on an address of the host, as a separate proxy does; the broker's interception, which
-//! the others cannot do, is not used here.
+//! listen on an address of the host, as a separate proxy does. Twice more the broker runs as it is
+//! meant to, intercepting, which the others cannot do: once relaying everything, and once steering
+//! in the kernel.
 
 use std::net::SocketAddr;
 
@@ -26,10 +27,15 @@ pub(super) enum Peer {
     Nginx,
     /// The broker, listening.
     Broker,
+    /// The broker, intercepting and relaying.
+    Relay,
+    /// The broker, intercepting and steering in the kernel.
+    Kernel,
 }
 
 impl Peer {
-    pub(super) const ALL: [Self; 4] = [Self::Direct, Self::Haproxy, Self::Nginx, Self::Broker];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Direct, Self::Haproxy, Self::Nginx, Self::Broker, Self::Relay, Self::Kernel];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -37,6 +43,8 @@ impl Peer {
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
             Self::Broker => "broker",
+            Self::Relay => "relay",
+            Self::Kernel => "kernel",
         }
     }
 
@@ -82,8 +90,8 @@ impl<'a> Peers<'a> {
                 Peer::Nginx => {
                     Program::Peer { _process: nginx::proxy(lab, &cgroup, listen, &origins)? }
                 }
-                Peer::Broker => {
-                    let config = broker_config(listen, &origins);
+                Peer::Broker | Peer::Relay | Peer::Kernel => {
+                    let config = broker_config(lab, peer, listen, &origins);
                     let daemon = Daemon::start_as(lab, &cgroup, &config)?;
                     Program::Broker { _daemon: Box::new(daemon) }
                 }
@@ -107,14 +115,23 @@ impl<'a> Peers<'a> {
     }
 }
 
-fn broker_config(listen: SocketAddr, origins: &[SocketAddr]) -> String {
+/// An address of the host that nobody listens on does as a virtual one.
+fn broker_config(lab: &Lab, peer: Peer, address: SocketAddr, origins: &[SocketAddr]) -> String {
+    let clients = match peer {
+        Peer::Relay | Peer::Kernel => format!(
+            "intercept = [\"{address}\"]\ncgroups = [{:?}]\nsteer = {:?}",
+            lab.clients_cgroup.path(),
+            peer.name()
+        ),
+        _ => format!("listen = [\"{address}\"]"),
+    };
     let origins: Vec<_> = origins.iter().map(ToString::to_string).collect();
     format!(
         r#"workers = 2
 
 [[service]]
 name = "web"
-listen = ["{listen}"]
+{clients}
 protocol = "http1"
 origins = {origins:?}
 

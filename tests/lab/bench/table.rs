@@ -23,74 +23,103 @@ pub(super) struct Target {
 
 /// The promises that can be judged with these rows.
 pub(super) fn targets(rows: &[Row]) -> Vec<Target> {
-    let find = |peer, mode, size| {
+    let find = |peer, (mode, size, clients)| {
         rows.iter().find(|row| {
-            row.peer == peer
-                && row.cell.mode == mode
-                && row.cell.size == size
-                && row.cell.clients == 32
+            let cell = row.cell;
+            row.peer == peer && (cell.mode, cell.size, cell.clients) == (mode, size, clients)
         })
     };
     let mut targets = Vec::new();
-    let mut judge = |what, mode, size, of: fn(&Row) -> f64, against, limit: f64, at_least: bool| {
-        let (Some(broker), Some(other)) =
-            (find(Peer::Broker, mode, size), find(against, mode, size))
-        else {
-            return;
-        };
+    let mut judge = |what, cell, of: fn(&Row) -> f64, peer, against, limit: f64, at_least: bool| {
+        let (Some(broker), Some(other)) = (find(peer, cell), find(against, cell)) else { return };
         let ratio = of(broker) / of(other);
         let (met, sign) = if at_least { (ratio >= limit, ">=") } else { (ratio <= limit, "<=") };
         targets.push(Target { what, ratio, rule: format!("{sign} {limit}"), met });
     };
     let cpu: fn(&Row) -> f64 = |row| row.proxy_cpu_us_per_request;
     let p99: fn(&Row) -> f64 = |row| row.p99_us;
+    let p50: fn(&Row) -> f64 = |row| row.p50_us;
     let rps: fn(&Row) -> f64 = |row| row.rps;
-    let (one_shot, keep_alive) = (Mode::OneShot, Mode::KeepAlive);
-    judge(
-        "proxy CPU, one-shot 128 B: broker/nginx",
-        one_shot,
-        Size::Small,
-        cpu,
-        Peer::Nginx,
-        0.7,
-        false,
-    );
-    judge(
-        "p99, one-shot 64 KB: broker/direct",
-        one_shot,
-        Size::Medium,
-        p99,
-        Peer::Direct,
-        1.5,
-        false,
-    );
-    judge(
-        "p99, keep-alive 64 KB: broker/direct",
-        keep_alive,
-        Size::Medium,
-        p99,
-        Peer::Direct,
-        1.5,
-        false,
-    );
-    judge(
-        "throughput, one-shot 1 MB: broker/haproxy",
-        one_shot,
-        Size::Large,
-        rps,
-        Peer::Haproxy,
-        1.0,
-        true,
-    );
-    judge(
-        "throughput, keep-alive 1 MB: broker/haproxy",
-        keep_alive,
-        Size::Large,
-        rps,
-        Peer::Haproxy,
-        1.0,
-        true,
-    );
+    let (one_shot, brief, keep_alive) = (Mode::OneShot, Mode::Brief, Mode::KeepAlive);
+    let (small, medium, large) = (Size::Small, Size::Medium, Size::Large);
+    let (broker, relay, kernel) = (Peer::Broker, Peer::Relay, Peer::Kernel);
+    let (direct, nginx, haproxy) = (Peer::Direct, Peer::Nginx, Peer::Haproxy);
+    for (what, cell, of, peer, against, limit, at_least) in [
+        (
+            "proxy CPU, one-shot 128 B: broker/nginx",
+            (one_shot, small, 32),
+            cpu,
+            broker,
+            nginx,
+            0.7,
+            false,
+        ),
+        (
+            "p99, one-shot 64 KB: broker/direct",
+            (one_shot, medium, 32),
+            p99,
+            broker,
+            direct,
+            1.5,
+            false,
+        ),
+        (
+            "p99, keep-alive 64 KB: broker/direct",
+            (keep_alive, medium, 32),
+            p99,
+            broker,
+            direct,
+            1.5,
+            false,
+        ),
+        (
+            "throughput, one-shot 1 MB: broker/haproxy",
+            (one_shot, large, 32),
+            rps,
+            broker,
+            haproxy,
+            1.0,
+            true,
+        ),
+        (
+            "throughput, keep-alive 1 MB: broker/haproxy",
+            (keep_alive, large, 32),
+            rps,
+            broker,
+            haproxy,
+            1.0,
+            true,
+        ),
+        (
+            "proxy CPU, brief 128 B: kernel/relay",
+            (brief, small, 32),
+            cpu,
+            kernel,
+            relay,
+            0.4,
+            false,
+        ),
+        (
+            "p50, brief 128 B, 1 client: kernel/direct",
+            (brief, small, 1),
+            p50,
+            kernel,
+            direct,
+            1.35,
+            false,
+        ),
+        (
+            "req/s, keep-alive 128 B: kernel/direct",
+            (keep_alive, small, 32),
+            rps,
+            kernel,
+            direct,
+            0.85,
+            true,
+        ),
+    ] {
+        judge(what, cell, of, peer, against, limit, at_least);
+    }
     targets
 }
 
@@ -132,7 +161,8 @@ fn line(name: &str, row: &Row, best: f64, colours: bool) -> String {
         (count(row.rps.round() as u64), count(row.origin_handshakes.round() as u64));
     let errors = row.errors + row.crosstalk;
     let peer = format!("{:<9}", row.peer.name());
-    let peer_tone = if row.peer == Peer::Broker { Tone::Strong } else { Tone::Plain };
+    let ours = matches!(row.peer, Peer::Broker | Peer::Relay | Peer::Kernel);
+    let peer_tone = if ours { Tone::Strong } else { Tone::Plain };
     let error_tone = if errors == 0 { Tone::Faint } else { Tone::Bad };
     format!(
         "{name:<20}{}{rps:>9}  {}{:>9.1}{:>10}{:>10}{proxy:>11}{:>11}{handshakes:>12}{}\n",
