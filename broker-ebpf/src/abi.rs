@@ -439,9 +439,13 @@ pub struct Route {
     pub zero: u32,
     /// Clients put among those that may be steered.
     pub enrolled: u64,
+    /// The same, lately; see [`crate::flow::pays`].
+    pub recently_enrolled: u64,
+    /// Requests of theirs that were steered, lately.
+    pub recently_steered: u64,
 }
 
-const _: () = assert!(size_of::<Route>() == 32);
+const _: () = assert!(size_of::<Route>() == 48);
 
 /// The worker is told to accept each time so many connections have come: they must not fill the
 /// listener's queue.

@@ -6,8 +6,8 @@
 use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_ancestor_cgroup_id, bpf_get_netns_cookie, bpf_get_smp_processor_id,
-    bpf_ktime_get_ns,
+    bpf_get_current_ancestor_cgroup_id, bpf_get_netns_cookie, bpf_get_prandom_u32,
+    bpf_get_smp_processor_id, bpf_ktime_get_ns,
 };
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
@@ -21,7 +21,7 @@ use broker_ebpf::flow;
 use crate::context::{load_u32, store_u32};
 use crate::kmem;
 use crate::maps::{
-    HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, SERVICES, TARGETS, WORKERS,
+    HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, ROUTES, SERVICES, TARGETS, WORKERS,
     socket_state, socket_state_or_new, tally,
 };
 
@@ -74,7 +74,8 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
     let cookie = unsafe { bpf_get_netns_cookie(addr.cast()) };
     let same_netns = cookie == NETNS_COOKIE.load();
     let steered = service.steer != Steer::Relay as u32
-        && flow::is_steered(service.steer, kmem::file_flags(sk));
+        && flow::is_steered(service.steer, kmem::file_flags(sk))
+        && (service.steer == Steer::Kernel as u32 || pays(route));
     let set = if steered { &listeners.steered } else { &listeners.relayed };
     let Some(listener) = flow::listener(set, same_netns, &dialled) else {
         tally(if same_netns { Tally::NoListener } else { Tally::OtherNetns });
@@ -97,6 +98,20 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
     state.route = route;
     tally(Tally::Rewritten);
     Some(listener)
+}
+
+/// Whether steering has been of use to the clients of a route lately.
+#[inline(always)]
+fn pays(route: u32) -> bool {
+    let Some(route) = ROUTES.get_ptr(route) else { return false };
+    // SAFETY: a value of the map; aligned words are read whole. The other takes nothing.
+    unsafe {
+        flow::pays(
+            (&raw const (*route).recently_enrolled).read_volatile(),
+            (&raw const (*route).recently_steered).read_volatile(),
+            bpf_get_prandom_u32(),
+        )
+    }
 }
 
 /// Whether the calling process belongs to a cgroup of the service.

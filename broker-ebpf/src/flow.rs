@@ -204,6 +204,22 @@ pub const fn is_steered(steer: u32, file_flags: Option<u32>) -> bool {
     }
 }
 
+/// So many clients are "lately"; then both counts are halved.
+pub const RECENT_MAX: u64 = 512;
+
+/// Whether it pays to put one more client of a service among those that may be steered, by what
+/// became of others lately, and a random number.
+///
+/// A client whose requests the kernel cannot carry, because they all say `Connection: close` for
+/// example, costs the daemon more than one that it relays from the start. Where most are such, only
+/// a sample goes on being tried.
+#[must_use]
+#[inline(always)]
+pub const fn pays(recently_enrolled: u64, recently_steered: u64, random: u32) -> bool {
+    const ENOUGH: u64 = 64;
+    recently_enrolled < ENOUGH || recently_steered * 4 >= recently_enrolled || random % 16 == 0
+}
+
 /// What becomes of a socket's interception when TCP begins to connect it to `remote`: a mark
 /// that an earlier `connect()` of the same socket left behind must not hold for this one.
 #[must_use]
@@ -359,6 +375,15 @@ mod tests {
         assert!(!is_steered(auto, None));
         assert!(is_steered(kernel, Some(0o2)) && is_steered(kernel, None));
         assert!(!is_steered(relay, Some(0o4002)) && !is_steered(relay, None));
+    }
+
+    #[test]
+    fn a_service_whose_clients_cannot_be_steered_is_only_sampled() {
+        assert!(pays(0, 0, 1) && pays(63, 0, 1), "too few to tell");
+        assert!(!pays(64, 0, 1) && !pays(400, 99, 15));
+        assert!(pays(400, 100, 1), "a quarter is worth it");
+        assert!(pays(400, 0, 16), "a sample");
+        assert!(pays(64, 10_000, 1), "keep-alive: many requests of one client");
     }
 
     #[test]

@@ -186,6 +186,10 @@ fn send(ctx: &SkMsgContext, route: &Route, state: &mut Steered, plain: &PlainReq
         }
         state.slot = place.index;
         state.served = 1;
+        if let Some(route) = ROUTES.get_ptr_mut(state.route) {
+            // SAFETY: a value of the map.
+            unsafe { atomic::add(&raw mut (*route).recently_steered, 1) };
+        }
         state.way = Way::Kernel as u8;
         if let Some(group) = place.group() {
             // SAFETY: a value of the map.

@@ -14,7 +14,7 @@ use aya_ebpf::programs::SockOpsContext;
 use aya_log_ebpf::warn;
 use broker_ebpf::abi::{
     ACCEPT_EVERY, Address, BUCKETS, Client, Counters, Dialled, EndpointKey, EventKind,
-    Interception, NO_SLOT, Pair, Phase, SocketState, Steering, Tally, WORKERS_MAX, Who,
+    Interception, NO_SLOT, Pair, Phase, Route, SocketState, Steering, Tally, WORKERS_MAX, Who,
 };
 use broker_ebpf::flow::{self, Failure, Step};
 
@@ -239,9 +239,34 @@ fn enrol(ctx: &SockOpsContext, state: &mut SocketState) {
     tally(Tally::Enrolled);
     let Some(route) = ROUTES.get_ptr_mut(state.route) else { return };
     // SAFETY: a value of the map.
-    let before = unsafe { atomic::fetch_add(&raw mut (*route).enrolled, 1) };
+    let before = unsafe {
+        note_enrolled(route);
+        atomic::fetch_add(&raw mut (*route).enrolled, 1)
+    };
     if before % ACCEPT_EVERY == ACCEPT_EVERY - 1 {
         tell(worker, EventKind::Accept, 0, 0);
+    }
+}
+
+/// Counts a client among the recent ones. Two at the same time may be counted as one, which
+/// matters to nobody.
+///
+/// # Safety
+///
+/// `route` must be a map value.
+#[inline(always)]
+unsafe fn note_enrolled(route: *mut Route) {
+    // SAFETY: the caller vouches for the pointer; aligned words are read and written whole.
+    unsafe {
+        let enrolled = &raw mut (*route).recently_enrolled;
+        let count = enrolled.read_volatile() + 1;
+        if count < flow::RECENT_MAX {
+            enrolled.write_volatile(count);
+        } else {
+            enrolled.write_volatile(count / 2);
+            let steered = &raw mut (*route).recently_steered;
+            steered.write_volatile(steered.read_volatile() / 2);
+        }
     }
 }
 

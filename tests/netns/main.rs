@@ -18,5 +18,6 @@ mod idle;
 mod intercept;
 mod kernel;
 mod sharing;
+mod steer;
 mod torture;
 mod tunnels;

@@ -1,0 +1,130 @@
+//! What the kernel carries by itself, and what it must leave to the daemon.
+
+use harness::load::{self, Mode, Plan};
+use harness::origin::nginx;
+use harness::origin::scripted::{Peer, Scripted};
+use harness::{Client, Daemon, Lab};
+
+use crate::support::{SOON, addresses};
+
+/// A daemon that intercepts connections to the lab's origins.
+fn daemon(lab: &Lab, steer: &str) -> Daemon {
+    let config = format!(
+        "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\nsteer = {steer:?}\n\
+         intercept = [\"origins\"]\norigins = {}\n[service.pool]\nprewarm = 8\n",
+        addresses(&lab.all_origins())
+    );
+    Daemon::start(lab, &config).unwrap()
+}
+
+fn enrolled(daemon: &Daemon) -> u64 {
+    let events = daemon.snapshot().unwrap().datapath.steering_events;
+    events.get("clients_enrolled").copied().unwrap_or(0)
+}
+
+/// Runs nonblocking clients; all must get their own responses.
+#[track_caller]
+fn load(lab: &Lab, mode: Mode, requests: u64) {
+    let plan = Plan { mode, ..Plan::echo(lab.all_origins(), 8, requests) };
+    let report = load::run(lab, &plan).unwrap();
+    assert_eq!((report.requests, report.error_count(), report.crosstalk), (requests, 0, 0));
+}
+
+#[test]
+fn plain_requests_of_nonblocking_clients_are_steered() {
+    for steer in ["auto", "kernel"] {
+        let lab = Lab::new(1).unwrap();
+        let _origin = nginx::origin(&lab, 0).unwrap();
+        let daemon = daemon(&lab, steer);
+        load(&lab, Mode::KeepAlive, 2000);
+        load(&lab, Mode::OneShotClientCloses, 2000);
+        let service = daemon.service().unwrap();
+        assert_eq!(service.exchanges, 4000);
+        assert!(service.steered >= 3000, "{steer}: {} {:?}", service.steered, service.not_steered);
+        let origin = &service.origins[0];
+        assert_eq!(origin.steered.status["2xx"], service.steered);
+        assert!(origin.created <= 16, "{}", origin.created);
+    }
+}
+
+#[test]
+fn blocking_clients_are_relayed_unless_all_are_to_be_steered() {
+    for (steer, steered) in [("auto", 0), ("kernel", 20), ("relay", 0)] {
+        let lab = Lab::new(1).unwrap();
+        let _origin = Scripted::start(&lab.origins, lab.origin(0), Peer::serve).unwrap();
+        let daemon = daemon(&lab, steer);
+        let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
+        for _ in 0..20 {
+            client.get("/").unwrap();
+        }
+        let service = daemon.service().unwrap();
+        assert_eq!((service.exchanges, service.steered), (20, steered), "{steer}");
+        assert_eq!(enrolled(&daemon), u64::from(steered > 0), "{steer}");
+    }
+}
+
+#[test]
+fn a_service_whose_clients_say_close_is_only_sampled() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = nginx::origin(&lab, 0).unwrap();
+    let daemon = daemon(&lab, "auto");
+    load(&lab, Mode::OneShot, 2000);
+    let sampled = enrolled(&daemon);
+    assert!((64..600).contains(&sampled), "{sampled}");
+    // The others were relayed from the start: the kernel never saw what they sent.
+    assert_eq!(daemon.service().unwrap().not_steered["close"], sampled);
+}
+
+#[test]
+fn nobody_else_is_ever_in_a_map() {
+    let lab = Lab::new(2).unwrap();
+    let _origins = [0, 1].map(|i| nginx::origin(&lab, i).unwrap());
+    let config = format!(
+        "[[service]]\nname = \"web\"\nprotocol = \"http1\"\nsteer = \"kernel\"\n\
+         intercept = [\"origins\"]\norigins = [\"{}\"]\n",
+        lab.origin(0)
+    );
+    let daemon = Daemon::start(&lab, &config).unwrap();
+    let plan = Plan::echo(vec![lab.origin(1)], 4, 200);
+    assert_eq!(load::run(&lab, &plan).unwrap().requests, 200);
+    assert_eq!(enrolled(&daemon), 0);
+}
+
+#[test]
+fn when_the_daemon_is_killed_a_steered_client_gets_an_error_and_does_not_hang() {
+    let lab = Lab::new(1).unwrap();
+    let origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
+        if peer.head()?.is_none() {
+            return Ok(());
+        }
+        peer.wait_closed()
+    })
+    .unwrap();
+    let mut daemon = daemon(&lab, "kernel");
+    let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    client.send("GET /pending HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    harness::eventually(SOON, "the request is there", || origin.received_count("/pending") == 1);
+    daemon.process().kill().unwrap();
+    assert!(client.is_closed_within(SOON).unwrap());
+}
+
+#[test]
+fn an_origin_that_dies_in_mid_response_ends_its_client_and_no_other() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
+        let Some(head) = peer.head()? else { return Ok(()) };
+        if head.contains("/cut") {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf")?;
+            return Ok(());
+        }
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole")
+    })
+    .unwrap();
+    let daemon = daemon(&lab, "kernel");
+    let mut other = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    let mut cut = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    cut.send("GET /cut HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    assert!(cut.response().is_err(), "half a response is no response");
+    assert_eq!(other.get("/").unwrap().text(), "whole");
+    assert_eq!(daemon.service().unwrap().origin_failed, 1);
+}
