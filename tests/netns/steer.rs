@@ -49,7 +49,9 @@ fn plain_requests_of_nonblocking_clients_are_steered() {
 
 #[test]
 fn blocking_clients_are_relayed_unless_all_are_to_be_steered() {
-    for (steer, steered) in [("auto", 0), ("kernel", 20), ("relay", 0)] {
+    // This client connects with a time limit, that is without blocking, and blocks from then on, as
+    // PHP's do: it is enrolled, and let go when it sends.
+    for (steer, steered, enrols) in [("auto", 0, 1), ("kernel", 20, 1), ("relay", 0, 0)] {
         let lab = Lab::new(1).unwrap();
         let _origin = Scripted::start(&lab.origins, lab.origin(0), Peer::serve).unwrap();
         let daemon = daemon(&lab, steer);
@@ -59,7 +61,8 @@ fn blocking_clients_are_relayed_unless_all_are_to_be_steered() {
         }
         let service = daemon.service().unwrap();
         assert_eq!((service.exchanges, service.steered), (20, steered), "{steer}");
-        assert_eq!(enrolled(&daemon), u64::from(steered > 0), "{steer}");
+        assert_eq!(enrolled(&daemon), enrols, "{steer}");
+        assert_eq!(service.not_steered.get("blocking").copied(), (steer == "auto").then_some(1));
     }
 }
 
