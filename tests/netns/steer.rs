@@ -1,5 +1,7 @@
 //! What the kernel carries by itself, and what it must leave to the daemon.
 
+use std::time::Duration;
+
 use harness::load::{self, Mode, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::{Peer, Scripted};
@@ -130,4 +132,62 @@ fn an_origin_that_dies_in_mid_response_ends_its_client_and_no_other() {
     assert!(cut.response().is_err(), "half a response is no response");
     assert_eq!(other.get("/").unwrap().text(), "whole");
     assert_eq!(daemon.service().unwrap().origin_failed, 1);
+}
+
+/// What a socket in the kernel's map would answer differently: `recv()` interrupted by a signal every
+/// millisecond, `MSG_WAITALL`, `splice()`, and the rest after half-closing.
+const BLOCKING: &str = r#"
+import os, signal, socket, sys
+def ask(path):
+    s = socket.socket()
+    s.connect((sys.argv[1], int(sys.argv[2])))
+    s.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: test\r\n\r\n")
+    return s
+def head(s):
+    got = b""
+    while not got.endswith(b"\r\n\r\n"):
+        got += s.recv(1)
+    return int(got.lower().split(b"content-length:")[1].split()[0])
+for path, size in ((b"/128", 128), (b"/64k", 65536)):
+    s = ask(path)
+    assert head(s) == size
+    assert len(s.recv(size, socket.MSG_WAITALL)) == size
+    s = ask(path)
+    assert head(s) == size
+    r, w = os.pipe()
+    left = size
+    while left:
+        n = os.splice(s.fileno(), w, left)
+        assert n > 0
+        left -= len(os.read(r, n))
+    s = ask(path)
+    s.shutdown(socket.SHUT_WR)
+    assert head(s) == size
+    got = b""
+    while piece := s.recv(10000):
+        got += piece
+    assert len(got) == size
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+for _ in range(200):
+    s = ask(b"/64k")
+    left = head(s)
+    while left:
+        piece = s.recv(3000)
+        assert piece
+        left -= len(piece)
+print("as ever")
+"#;
+
+#[test]
+fn blocking_clients_notice_nothing_under_auto() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = nginx::origin(&lab, 0).unwrap();
+    let daemon = daemon(&lab, "auto");
+    let (ip, port) = (lab.origin(0).ip().to_string(), lab.origin(0).port().to_string());
+    let client = lab.client("python3").args(["-c", BLOCKING, &ip, &port]);
+    let said = client.output(Duration::from_mins(1)).unwrap().success().unwrap();
+    assert_eq!(said.trim(), "as ever");
+    let service = daemon.service().unwrap();
+    assert_eq!((service.exchanges, service.steered, enrolled(&daemon)), (206, 0, 0));
 }

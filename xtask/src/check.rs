@@ -58,8 +58,16 @@ pub(crate) fn all() -> Vec<Step> {
 
 /// The tests of what clients see, once more: through interception and the kernel.
 fn steered_tests() -> Step {
-    const MODULES: [&str; 7] =
-        ["affinity::", "clients::", "failure::", "framing::", "hostile::", "idle::", "tunnels::"];
+    const WHICH: [&str; 8] = [
+        "affinity::",
+        "clients::",
+        "failure::",
+        "framing::",
+        "hostile::",
+        "idle::",
+        "sharing::real_clients",
+        "tunnels::",
+    ];
     // The first two are about `listen` and about the first connection of the host; the clients of the
     // others block, and are woken for nothing by a reset or their own half-close.
     const NOT: [&str; 4] = [
@@ -72,7 +80,7 @@ fn steered_tests() -> Step {
         "end-to-end, steered",
         &["test", "--release", "--package=broker-tests", "--test=netns"],
     );
-    step.command.arg("--").args(MODULES).env("BROKER_TEST_STEER", "kernel");
+    step.command.arg("--").args(WHICH).env("BROKER_TEST_STEER", "kernel");
     for not in NOT {
         step.command.args(["--skip", not]);
     }

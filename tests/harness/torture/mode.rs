@@ -17,6 +17,8 @@ pub enum Mode {
     Http10,
     /// Many requests, one after the other.
     KeepAlive,
+    /// Many requests, all of which the kernel could carry: short, and with a length.
+    Plain,
     /// Several requests in one write.
     Pipeline,
     /// Several requests, each in a write of its own, without waiting.
@@ -57,11 +59,12 @@ pub enum Mode {
 
 impl Mode {
     /// All of them, with how many of a thousand connections use them.
-    pub(super) const WEIGHTS: [(Self, u64); 22] = [
-        (Self::OneShot, 200),
+    pub(super) const WEIGHTS: [(Self, u64); 23] = [
+        (Self::OneShot, 170),
         (Self::Close, 140),
         (Self::Http10, 60),
-        (Self::KeepAlive, 60),
+        (Self::KeepAlive, 50),
+        (Self::Plain, 40),
         (Self::Pipeline, 50),
         (Self::PipelineWrites, 50),
         (Self::Abandon, 30),
@@ -90,6 +93,7 @@ impl Mode {
             Self::Close => "close",
             Self::Http10 => "http10",
             Self::KeepAlive => "keep-alive",
+            Self::Plain => "plain",
             Self::Pipeline => "pipeline",
             Self::PipelineWrites => "pipeline-writes",
             Self::Abandon => "abandon",

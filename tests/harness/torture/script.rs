@@ -76,7 +76,7 @@ impl Script {
         mut ask: impl FnMut() -> Option<Id>,
     ) -> Option<Self> {
         let length = match mode {
-            Mode::KeepAlive => random.magnitude(2..=40),
+            Mode::KeepAlive | Mode::Plain => random.magnitude(2..=40),
             Mode::Pipeline | Mode::PipelineWrites => random.within(2..=8),
             Mode::Http10 | Mode::Head | Mode::Bodiless | Mode::Post | Mode::PostChunked => {
                 random.weighted(&[(1, 3), (2, 1), (4, 1)])
@@ -116,6 +116,13 @@ fn spec(mode: Mode, random: &mut Random, calm: bool, id: Id) -> Spec {
         ..Spec::new(id)
     };
     match mode {
+        Mode::Plain => {
+            spec.framing = Framing::Length;
+            spec.size = spec.size.min(48 << 10);
+            spec.interim = None;
+            spec.pad = 0;
+            spec.split = false;
+        }
         Mode::Close => spec.asks = Asks::Close,
         Mode::Http10 => {
             spec.version = Version::Http10;
