@@ -217,7 +217,9 @@ pub const RECENT_MAX: u64 = 512;
 #[inline(always)]
 pub const fn pays(recently_enrolled: u64, recently_steered: u64, random: u32) -> bool {
     const ENOUGH: u64 = 64;
-    recently_enrolled < ENOUGH || recently_steered * 4 >= recently_enrolled || random % 16 == 0
+    recently_enrolled < ENOUGH
+        || recently_steered * 4 >= recently_enrolled
+        || random.is_multiple_of(16)
 }
 
 /// What becomes of a socket's interception when TCP begins to connect it to `remote`: a mark
