@@ -1,8 +1,9 @@
 //! Sends a client's request to an origin, inside the client's `send()`.
 //!
 //! A message that is one complete, plain request claims an idle origin socket and goes out there.
-//! Everything else takes the way of any TCP connection, to the daemon's listener. Once a client's
-//! bytes have gone that way they go on doing so: two ways have no common order.
+//! Everything else takes the way of any TCP connection, to the daemon's listener. Two ways have no
+//! common order, so a client comes back from there only when the daemon has answered everything and
+//! the client has read it.
 
 use core::ffi::c_void;
 
