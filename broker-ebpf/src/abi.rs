@@ -568,16 +568,14 @@ pub enum Tally {
     NotEnrolled = 8,
     /// An event found its queue full; the worker notices by itself, but later.
     EventLost = 9,
-    /// No origin socket was idle.
-    NoIdle = 10,
     /// Bytes came on an idle origin socket.
-    Unsolicited = 11,
+    Unsolicited = 10,
     /// More bytes came than the response had.
-    Surplus = 12,
+    Surplus = 11,
 }
 
 /// How many events [`Tally`] names.
-pub const TALLY_COUNT: usize = 13;
+pub const TALLY_COUNT: usize = 12;
 
 /// A destination, as matched against the intercepted prefixes.
 #[repr(C)]

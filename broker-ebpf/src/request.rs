@@ -13,7 +13,7 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::macros::sk_msg;
 use aya_ebpf::programs::SkMsgContext;
-use broker_ebpf::abi::{BUSY, EventKind, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Route, Steer, Tally};
+use broker_ebpf::abi::{BUSY, EventKind, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Route, Steer};
 use broker_ebpf::flow;
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::{PlainRequest, RequestScan, WhyNot};
@@ -22,9 +22,9 @@ use crate::atomic;
 use crate::kmem;
 use crate::maps::{
     CLIENTS, GROUP_SLOTS, GROUPS, ORIGIN_SOCKETS, REQUESTS, ROUTES, Steered, Way, set_busy,
-    set_slot, steered, tally, tally_why, tell,
+    set_slot, steered, tally_why, tell,
 };
-use crate::slots::Place;
+use crate::slots::{Place, TRIES};
 
 const SK_DROP: u32 = 0;
 const SK_PASS: u32 = 1;
@@ -34,9 +34,6 @@ const CLAIMS: usize = 4;
 
 /// Origins that are looked at from each of the two random starts.
 const LOOKS: u32 = 32;
-
-/// A word changes at most this often while a message is being looked at.
-const TRIES: usize = 6;
 
 #[sk_msg]
 pub fn broker_request(ctx: SkMsgContext) -> u32 {
@@ -127,7 +124,6 @@ fn request(ctx: &SkMsgContext, sk: *mut bpf_sock, route: &Route, state: &mut Ste
             Sent::Yes => return SK_PASS,
             Sent::Lost => return SK_DROP,
             Sent::No => {
-                tally(Tally::NoIdle);
                 tally_why(route.service, WhyNot::NoIdle as u8);
             }
         },

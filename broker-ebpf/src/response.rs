@@ -23,13 +23,10 @@ use broker_ebpf::scan::{PlainResponse, ResponseScan, WhyNot};
 
 use crate::atomic;
 use crate::maps::{CLIENT_SOCKETS, HEADS, Head, ORIGIN_SLOTS, tally, tally_why};
-use crate::slots::Place;
+use crate::slots::{Place, TRIES};
 
 const SK_DROP: u32 = 0;
 const SK_PASS: u32 = 1;
-
-/// A word changes at most this often while a segment is being looked at.
-const TRIES: usize = 6;
 
 #[stream_verdict]
 pub fn broker_response(ctx: SkBuffContext) -> u32 {

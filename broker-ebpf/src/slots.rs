@@ -8,7 +8,7 @@ use crate::maps::{GROUP_SLOTS, GROUPS, SLOTS, set_busy, tell};
 
 /// A word changes at most this often while one event is being looked at: an exchange has few
 /// phases, and each of them only one direction.
-const TRIES: usize = 6;
+pub const TRIES: usize = 6;
 
 /// An origin socket of the kernel's.
 #[derive(Clone, Copy)]
@@ -102,16 +102,12 @@ pub fn client_left(slot: u32, client: u64) {
     let Some(place) = Place::at(slot) else { return };
     for _ in 0..TRIES {
         let word = place.word();
-        if word.owner() != client {
+        // Of a body there is a short rest: it is counted, and dropped if nobody listens.
+        if word != Word::new(Phase::Head, client) {
             return;
         }
-        let next = match word.phase() {
-            // Whether it still listens is for the daemon to see.
-            Phase::Head => Phase::Relay,
-            // A short rest: it is counted, and dropped if nobody listens.
-            _ => return,
-        };
-        if place.give_up(word, word.with(next)) {
+        // Whether it still listens is for the daemon to see.
+        if place.give_up(word, word.with(Phase::Relay)) {
             return;
         }
     }
@@ -121,13 +117,11 @@ pub fn client_left(slot: u32, client: u64) {
 #[inline(always)]
 pub fn origin_left(slot: u32, cookie: u64, gone: bool) {
     let Some(place) = Place::at(slot) else { return };
-    // SAFETY: a value of the map.
-    unsafe {
-        if (&raw const (*place.slot).cookie).read_volatile() != cookie {
-            return;
-        }
-        (&raw mut (*place.slot).ended).write_volatile(1);
+    if place.cookie() != cookie {
+        return;
     }
+    // SAFETY: a value of the map.
+    unsafe { (&raw mut (*place.slot).ended).write_volatile(1) };
     for _ in 0..TRIES {
         let word = place.word();
         let next = match word.phase() {

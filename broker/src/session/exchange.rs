@@ -401,6 +401,12 @@ impl Exchanging<'_> {
         self.client.send_all(bytes, self.context.timeouts.client_stall).await
     }
 
+    /// Sends the last bytes before the client's connection is ended.
+    async fn send_last(self, bytes: &[u8]) -> std::io::Result<()> {
+        self.clear_way().await?;
+        self.client.send_last(bytes, self.context.timeouts.client_stall).await
+    }
+
     /// Nothing that is sent from here on overtakes what the kernel has sent.
     async fn clear_way(self) -> std::io::Result<()> {
         match self.steered {
@@ -441,11 +447,7 @@ impl Exchanging<'_> {
             }
             verdict => lease.settle(verdict, exchange.origin_idle_timeout()),
         }
-        let sent = match self.clear_way().await {
-            Ok(()) if persists => self.send(tail).await,
-            Ok(()) => self.client.send_last(tail, self.context.timeouts.client_stall).await,
-            Err(error) => Err(error),
-        };
+        let sent = if persists { self.send(tail).await } else { self.send_last(tail).await };
         if sent.is_err() {
             self.context.metrics.clients_gone.inc();
             After::Abort

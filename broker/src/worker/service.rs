@@ -179,20 +179,15 @@ impl Service {
             loop {
                 match backlog.accept_queued() {
                     Ok(client) => self.serve_steered(client, *listener, *via),
-                    Err(error) => {
-                        let harmless = [
-                            io::ErrorKind::WouldBlock,
-                            io::ErrorKind::Interrupted,
-                            io::ErrorKind::ConnectionAborted,
-                        ];
-                        if error.kind() == io::ErrorKind::ConnectionAborted {
-                            continue;
-                        }
-                        if !harmless.contains(&error.kind()) {
+                    Err(error) => match error.kind() {
+                        io::ErrorKind::WouldBlock => break,
+                        // The client gave up while it was queued.
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                        _ => {
                             self.count_accept_error(&error);
+                            break;
                         }
-                        break;
-                    }
+                    },
                 }
             }
         }
