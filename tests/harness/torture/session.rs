@@ -95,8 +95,7 @@ pub(super) struct Session<'a> {
     send_after: Option<Instant>,
     awaits_continue: bool,
     sends_over: bool,
-    send_failed: bool,
-    send_was_reset: bool,
+    send_failed: Option<ErrorKind>,
 
     /// Responses that are complete.
     answered: usize,
@@ -201,8 +200,7 @@ impl<'a> Session<'a> {
             send_after: None,
             awaits_continue: false,
             sends_over: false,
-            send_failed: false,
-            send_was_reset: false,
+            send_failed: None,
             answered: 0,
             response: None,
             received: 0,
@@ -310,10 +308,8 @@ impl<'a> Session<'a> {
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => false,
             Err(e) => {
-                // What was received before is still to be read, and tells more. EPIPE says that
-                // an orderly end came before the reset.
-                self.send_was_reset = e.kind() != ErrorKind::BrokenPipe;
-                (self.send_failed, self.sends_over) = (true, true);
+                // What was received before is still to be read, and tells more.
+                (self.send_failed, self.sends_over) = (Some(e.kind()), true);
                 true
             }
         }
@@ -505,8 +501,15 @@ impl<'a> Session<'a> {
             self.sends_over = !spec.early;
             return;
         }
-        self.judge_one(Outcome::Verified);
-        if spec.early {
+        self.judge_one(if self.send_failed.is_none() {
+            Outcome::Verified
+        } else {
+            Outcome::Allowed("a send met an origin's reset; the request was answered all the same")
+        });
+        if self.send_failed.is_some() {
+            // As any client does whose call has failed.
+            self.over = true;
+        } else if spec.early {
             // How far the request had come decides whether the connection carries on.
             self.over = true;
         } else if !spec.persists() {
@@ -534,8 +537,12 @@ impl<'a> Session<'a> {
 
     /// The other side has ended the connection.
     fn ended(&mut self, how: Ended) {
-        // A send that was told of a reset has kept it from the read.
-        let how = if self.send_was_reset { Ended::Reset } else { how };
+        // A send that was told of a reset has kept it from the read. EPIPE says that an orderly end
+        // came before the reset.
+        let how = match self.send_failed {
+            None | Some(ErrorKind::BrokenPipe) => how,
+            Some(_) => Ended::Reset,
+        };
         if self.expects_end {
             match (how, self.end_completes) {
                 (Ended::InOrder, true) => self.judge_one(Outcome::Verified),
@@ -575,7 +582,7 @@ impl<'a> Session<'a> {
             // The broker's refusal is lost if the client does not stop sending.
             (Ended::Reset, _)
                 if position == 0
-                    && (self.upload.is_some() || self.send_failed)
+                    && (self.upload.is_some() || self.send_failed.is_some())
                     && !spec.method.is_idempotent()
                     && self.may_have_met_an_end(spec) =>
             {
@@ -784,12 +791,13 @@ impl<'a> Session<'a> {
     fn be_stuck(&mut self) {
         let what = format!(
             "nothing has moved; {} of {} requests begun, {} answered, at byte {} of the response, \
-             {} bytes unsent, the end expected: {}",
+             {} bytes unsent, the send failed: {:?}, the end expected: {}",
             self.begun,
             self.script.requests.len(),
             self.answered,
             self.response.as_ref().map_or(0, Wire::position),
             self.out.len() - self.out_at,
+            self.send_failed,
             self.expects_end
         );
         self.mismatch(Wrong::new(Kind::Stuck, what));
