@@ -3,6 +3,7 @@
 //! [`mod@file`] is its serde mirror: it parses TOML, applies defaults and names key, value and rule
 //! when something is wrong. Nothing else in the daemon looks at raw configuration.
 
+pub mod discovery;
 pub mod file;
 
 use std::fmt;
@@ -51,8 +52,12 @@ pub struct Service {
     /// Which clients are steered in the kernel. Only intercepted http1 clients of a balanced
     /// service without affinity are; for others this is [`Steer::Relay`].
     pub steer: Steer,
-    /// Static origins; empty only for [`Route::Dialled`]. No duplicates.
+    /// Static origins; empty only for [`Route::Dialled`] and with [`Service::discovery`]. No
+    /// duplicates.
     pub origins: Vec<SocketAddr>,
+    /// Where members come from, if they are not [`Service::origins`]; only for
+    /// [`Route::Balance`].
+    pub discovery: Option<discovery::Discovery>,
     /// Pool settings, per worker and origin.
     pub pool: PoolConfig,
     /// Time limits of clients and exchanges.

@@ -16,6 +16,7 @@ pub mod relay;
 pub mod session;
 
 pub mod boundary;
+pub mod membership;
 pub mod origin;
 pub mod pool;
 

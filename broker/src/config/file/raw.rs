@@ -60,10 +60,32 @@ pub(super) struct Service {
     pub steer: Option<String>,
     #[serde(default)]
     pub origins: Vec<String>,
+    /// Default: the members are `origins`, and do not change.
+    pub discovery: Option<Discovery>,
     #[serde(default)]
     pub pool: Pool,
     #[serde(default)]
     pub timeouts: Timeouts,
+}
+
+/// `[service.discovery]`: where members come from; one of the sources must be there.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Discovery {
+    /// Default 200 ms: a deployment that replaces many members at once is one change.
+    pub debounce: Option<String>,
+    /// Default 2 s: a list that never comes to rest is still followed.
+    pub debounce_max: Option<String>,
+    /// Default `keep`: an empty list is more often a mistake than the truth.
+    pub on_empty: Option<String>,
+    pub file: Option<DiscoveryFile>,
+}
+
+/// `[service.discovery.file]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DiscoveryFile {
+    pub path: PathBuf,
 }
 
 /// `[service.pool]`: per worker and origin.

@@ -4,6 +4,7 @@
 //! thrown away in that case, so the stand-in never gets anywhere.
 
 mod check;
+mod discovery;
 mod pool;
 mod unique;
 
@@ -120,6 +121,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     }
     let pool: PoolConfig = pool::pool(check, raw.pool, protocol, route);
     let timeouts = pool::timeouts(check, &raw.timeouts);
+    let discovery = raw.discovery.and_then(|raw| discovery::discovery(check, raw));
     Service {
         name: raw.name,
         listen,
@@ -129,6 +131,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         route,
         steer,
         origins,
+        discovery,
         pool,
         timeouts,
     }
@@ -228,12 +231,21 @@ fn route(check: &mut Checker, raw: &raw::Service) -> Route {
         let rule = "belongs to route = \"dialled\"";
         check.absent("origins_max", raw.origins_max, rule);
         check.absent("origin_idle", raw.origin_idle.as_deref().map(quoted), rule);
-        if raw.origins.is_empty() {
-            check.broken("origins", "", "route = \"balance\" needs at least one");
+        if raw.origins.is_empty() && raw.discovery.is_none() {
+            check.broken("origins", "", "route = \"balance\" needs at least one, or `discovery`");
+        }
+        if raw.discovery.is_some() {
+            let origins = (!raw.origins.is_empty()).then(|| quoted_list(&raw.origins));
+            check.absent("origins", origins, "cannot be given together with `discovery`");
         }
     }
     if dialled != Some(true) {
         return Route::Balance;
+    }
+    if raw.discovery.is_some() {
+        let rule =
+            "belongs to route = \"balance\"; dialled origins are discovered by being dialled";
+        check.broken("discovery", "", rule);
     }
     if !raw.listen.is_empty() {
         check.broken("listen", quoted_list(&raw.listen), "route = \"dialled\" goes where the client dialled, and that would be this very listener; use `intercept`");
@@ -292,7 +304,8 @@ fn intercept(
             check.broken(
                 "intercept",
                 quoted("origins"),
-                "stands for the addresses in `origins`, and there are none",
+                "stands for the addresses in `origins`, and there are none (those that are \
+                 discovered change: intercept their network instead)",
             );
         }
         for origin in origins {

@@ -149,7 +149,7 @@ fn every_problem_is_reported_with_its_place() {
             "heartbeat_age_max = \"1ms\": must be at least 100ms",
             "service \"web\": listen = \"127.0.0.1:0\": the port must be 1..=65535",
             "service \"web\": protocol = \"http2\": must be \"http1\" or \"opaque\"",
-            "service \"web\": origins: route = \"balance\" needs at least one",
+            "service \"web\": origins: route = \"balance\" needs at least one, or `discovery`",
             "service \"web\": pool.prewarm = 9: must not be larger than pool.max_idle (8)",
             "service \"web\": pool.idle_ttl = \"soon\": must be a duration such as \"20ms\", \"30s\" or \"5m\"",
             "service \"web\": affinity = \"exchange\": belongs to protocol = \"http1\"; opaque always keeps one socket for each client",
@@ -255,7 +255,7 @@ fn intercept_targets() {
     check(
         &none,
         &[
-            "service \"i\": intercept = \"origins\": stands for the addresses in `origins`, and there are none",
+            "service \"i\": intercept = \"origins\": stands for the addresses in `origins`, and there are none (those that are discovered change: intercept their network instead)",
         ],
     );
 }
@@ -490,4 +490,32 @@ fn the_example_is_valid_and_tells_the_defaults() {
     assert_eq!(example.services[1].route, dialled.services[0].route);
     let netns = text.replace("# intercept_from_netns", "intercept_from_netns");
     assert!(parsed(&netns).intercept_from_netns.is_some());
+}
+
+#[test]
+fn discovery() {
+    let service = "[[service]]\nname = \"d\"\nlisten = [\"127.0.0.1:80\"]\nprotocol = \"http1\"\n";
+    let file = "[service.discovery.file]\npath = \"/etc/broker/origins.json\"\n";
+    check(&format!("{service}{file}"), &[]);
+    check(&format!("{service}[service.discovery]\ndebounce = \"3s\"\n{file}"), &[]);
+    check(
+        &format!("{service}[service.discovery]\ndebounce = \"3s\"\ndebounce_max = \"1s\"\n{file}"),
+        &[
+            "service \"d\": discovery.debounce = \"3s\": must not be longer than discovery.debounce_max (1s)",
+        ],
+    );
+    check(
+        &format!("{service}[service.discovery]\non_empty = \"panic\""),
+        &[
+            "service \"d\": discovery.on_empty = \"panic\": must be \"keep\" or \"apply\"",
+            "service \"d\": discovery = (0 sources): needs exactly one of `file`",
+        ],
+    );
+    check(
+        &format!("{service}origins = [\"10.0.0.1:80\"]\n[service.discovery.file]\npath = \"x\""),
+        &[
+            "service \"d\": origins = [\"10.0.0.1:80\"]: cannot be given together with `discovery`",
+            "service \"d\": discovery.file.path = \"x\": must be an absolute path: the daemon's working directory is nobody's",
+        ],
+    );
 }
