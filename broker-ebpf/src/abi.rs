@@ -397,6 +397,11 @@ pub struct Group {
     pub relay_active: u64,
     /// 1 if the origin may get new exchanges.
     pub eligible: u64,
+    /// The origin's share of the exchanges, relative to the others'; at least 1.
+    pub weight: u64,
+    /// In the first group of a [`Route`]: how many of its groups may have an origin. Those behind
+    /// are not looked at.
+    pub span: u64,
     /// Position of the service in the configuration.
     pub service: u64,
     /// Exchanges completed in the kernel.
@@ -419,7 +424,7 @@ pub struct Group {
     pub latency_us: [u64; BUCKETS],
 }
 
-const _: () = assert!(size_of::<Group>() == 8 * (20 + BUCKETS));
+const _: () = assert!(size_of::<Group>() == 8 * (22 + BUCKETS));
 
 /// Where the programs find origin sockets for the clients of one service and worker.
 #[repr(C)]
@@ -427,7 +432,8 @@ const _: () = assert!(size_of::<Group>() == 8 * (20 + BUCKETS));
 pub struct Route {
     /// The first origin's group; the others follow.
     pub first_group: u32,
-    /// How many origins; 0 if nothing is steered.
+    /// How many origins it has room for; 0 if nothing is steered. How many there are is in
+    /// [`Group::span`].
     pub origins: u32,
     /// Position of the service in the configuration.
     pub service: u32,

@@ -286,12 +286,15 @@ fn pick(route: &Route) -> Option<u32> {
 /// The first origin with an idle socket at or after a random start, and its load.
 #[inline(always)]
 fn draw(route: &Route) -> Option<(u32, u64)> {
-    if route.origins == 0 {
+    let first = route.first_group;
+    // SAFETY: a value of the map; aligned words are read whole.
+    let span = unsafe { (&raw const (*GROUPS.get_ptr(first)?).span).read_volatile() };
+    let origins = if span < u64::from(route.origins) { span as u32 } else { route.origins };
+    if origins == 0 {
         return None;
     }
     // SAFETY: takes nothing and answers a number.
-    let start = unsafe { bpf_get_prandom_u32() } % route.origins;
-    let (first, origins) = (route.first_group, route.origins);
+    let start = unsafe { bpf_get_prandom_u32() } % origins;
     let mut draw = Draw { first, origins, start, group: 0, load: NOT_FOUND };
     let looks = if origins < LOOKS { origins } else { LOOKS };
     // A loop of the kernel's: the verifier would unroll one of ours.
@@ -303,6 +306,9 @@ fn draw(route: &Route) -> Option<(u32, u64)> {
 }
 
 const NOT_FOUND: u64 = u64::MAX;
+
+/// Loads are compared with so many bits behind the point.
+const LOAD_BITS: u32 = 16;
 
 /// What the looks of a draw share.
 struct Draw {
@@ -325,19 +331,22 @@ extern "C" fn look(index: u64, context: *mut c_void) -> i64 {
     let group = draw.first + origin;
     let Some(shared) = GROUPS.get_ptr(group) else { return 1 };
     // SAFETY: a value of the map; aligned words are read whole.
-    let (eligible, idle, active, relay_active) = unsafe {
+    let (eligible, idle, active, relay_active, weight) = unsafe {
         (
             (&raw const (*shared).eligible).read_volatile(),
             (&raw const (*shared).idle).read_volatile(),
             (&raw const (*shared).active).read_volatile(),
             (&raw const (*shared).relay_active).read_volatile(),
+            (&raw const (*shared).weight).read_volatile(),
         )
     };
     if eligible == 0 || idle == 0 {
         return 0;
     }
     draw.group = group;
-    draw.load = active.wrapping_add(relay_active) & !(1 << 63);
+    // With this one it would have so many; more weight bears more.
+    let load = (active.wrapping_add(relay_active) & u64::from(u32::MAX)) + 1;
+    draw.load = (load << LOAD_BITS).checked_div(weight).unwrap_or_default();
     1
 }
 

@@ -174,6 +174,9 @@ pub struct PoolConfig {
     pub max_waiting: usize,
     /// Longest wait for a socket.
     pub queue_timeout: Duration,
+    /// Sockets per second that are opened for origins that have come later, until each has
+    /// [`PoolConfig::prewarm`]; per worker and service.
+    pub prewarm_rate: u32,
     /// Longest TCP handshake with an origin.
     pub connect_timeout: Duration,
     /// Most handshakes under way at once.

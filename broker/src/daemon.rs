@@ -4,6 +4,8 @@
 //! interception first, so that new connections go straight to the origins while those that are
 //! here are served to their end.
 
+mod origins;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,11 +16,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use self::origins::Origins;
 use crate::admin::{self, Health};
 use crate::clock;
 use crate::config::{Config, Route, Steer};
 use crate::datapath::kernel::{self, Kernel, KernelLog};
-use crate::datapath::steering::Layout;
+use crate::datapath::steering::{Carried, Layout};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
 use crate::net;
 use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
@@ -36,12 +39,15 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let config = Arc::new(config);
     let Loaded { datapath, log, no_kernel } = load_datapath(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let origins = Origins::new(&config);
     let control = Control {
         shared: Shared {
             registry: Arc::new(Registry::new(&config)),
+            origins: origins.subscribe(),
             config: Arc::clone(&config),
             datapath,
         },
+        origins,
         no_kernel,
         started: clock::now(),
         ready: AtomicBool::new(false),
@@ -56,6 +62,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 /// The control thread's state; also what the admin socket asks.
 struct Control {
     shared: Shared,
+    origins: Origins,
     /// Why there are no kernel programs.
     no_kernel: Option<String>,
     started: Instant,
@@ -73,6 +80,7 @@ impl Control {
         let mut hangup = signal(SignalKind::hangup())?;
 
         refuse_taken_addresses(config)?;
+        self.origins.start(&self.shared.registry).await;
         let mut workers = Vec::new();
         for index in 0..config.workers.get() {
             workers.push(Worker::start(index, self.shared.clone(), self.stage.subscribe())?);
@@ -189,7 +197,13 @@ impl admin::Source for Control {
             HostCounters::default()
         });
         let kernel = counters.as_ref().map_err(String::as_str);
-        Snapshot::assemble(process, self.shared.registry.services(), kernel, host)
+        let nothing = Carried::default();
+        let carried = counters.as_ref().map_or(&nothing, |counters| &counters.carried);
+        let mut services = self.shared.registry.services(carried);
+        for (position, service) in services.iter_mut().enumerate() {
+            service.membership = self.origins.snapshot(position);
+        }
+        Snapshot::assemble(process, services, kernel, host)
     }
 
     fn health(&self) -> Health {

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use self::steering::{SteeredService, Steering};
+use self::steering::{Carried, Steering};
 use crate::config::{Intercept, Steer};
 
 /// What the kernel needs to know to send one service's clients to the broker.
@@ -113,8 +113,8 @@ pub struct KernelCounters {
     pub totals_broker: ConnectionCounters,
     /// Outcomes of the connect hook.
     pub intercept: InterceptCounters,
-    /// What was steered, by position of the service in the configuration.
-    pub steered: Vec<Option<SteeredService>>,
+    /// What was steered.
+    pub carried: Carried,
     /// Rare events of steering.
     pub steering: SteeringCounters,
 }

@@ -7,6 +7,7 @@
 
 pub mod document;
 pub mod file;
+pub mod gather;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,6 +20,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::clock;
+use crate::config::discovery;
 
 /// One origin, as its source describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,6 +176,14 @@ impl Feed {
 pub trait Source: Send {
     /// Watches, and feeds each list as it comes. Dropping the future ends it.
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// The source that a configuration names.
+#[must_use]
+pub fn source(config: &discovery::Source) -> Box<dyn Source> {
+    match config {
+        discovery::Source::File(file) => Box::new(file::File::new(file.path.clone())),
+    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,41 @@
-//! Choosing an origin: the one place where all that speaks for or against one comes together.
+//! Which origins a service uses ([`choice`]), and which of them an exchange goes to ([`pick`]).
 //!
 //! Power of two choices: of two origins drawn at random, the one with fewer leases out. It is
 //! within a constant of the best possible load, needs no shared state between workers, and does
 //! not herd the way "least loaded of all" does when many pickers see the same stale picture
 //! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 
+pub mod choice;
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+
 use rand::{Rng, RngExt};
 
+/// An origin that exchanges may go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// Where it is dialled.
+    pub address: SocketAddr,
+    /// Its share of the exchanges, relative to the others'.
+    pub weight: NonZeroU32,
+}
+
+impl Chosen {
+    /// An origin of weight 1.
+    #[must_use]
+    pub fn at(address: SocketAddr) -> Self {
+        Self { address, weight: NonZeroU32::MIN }
+    }
+}
+
 /// What a pick needs to know of one origin.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Leases out, and sockets being dialled for waiting exchanges.
     pub active: usize,
+    /// See [`Chosen::weight`].
+    pub weight: NonZeroU32,
     /// Whether it can serve at all right now (what that means is the caller's question: having an
     /// idle socket, or being allowed to dial).
     pub eligible: bool,
@@ -24,7 +48,16 @@ pub fn pick(count: usize, load: impl Fn(usize) -> Load, rng: &mut impl Rng) -> O
     }
     let first = draw(count, &load, rng.random_range(0..count))?;
     let second = draw(count, &load, rng.random_range(0..count))?;
-    Some(if load(second).active < load(first).active { second } else { first })
+    Some(if load(second).is_less_than(&load(first)) { second } else { first })
+}
+
+impl Load {
+    /// Compares what each would have with one more, by its weight.
+    fn is_less_than(&self, other: &Self) -> bool {
+        let with_one_more = |load: &Self| load.active as u128 + 1;
+        with_one_more(self) * u128::from(other.weight.get())
+            < with_one_more(other) * u128::from(self.weight.get())
+    }
 }
 
 /// The first eligible origin at or after `start`, around the ring.
@@ -40,7 +73,7 @@ mod tests {
     use super::*;
 
     fn load(active: usize, eligible: bool) -> Load {
-        Load { active, eligible }
+        Load { active, weight: NonZeroU32::MIN, eligible }
     }
 
     #[test]

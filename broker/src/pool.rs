@@ -12,6 +12,7 @@ pub mod idle;
 
 mod connection;
 mod lease;
+mod origin;
 mod stock;
 #[cfg(test)]
 mod tests;
@@ -32,17 +33,17 @@ use tokio::task::AbortHandle;
 pub use lease::Lease;
 pub use stock::{Steer, TakenOver};
 
-use self::backoff::Backoff;
 use self::connection::{Connection, IdleEvents};
-use self::idle::{IdleList, Life, Limits};
-use self::stock::{Attention, Published, Stock};
+use self::idle::Life;
+use self::origin::{Origin, Origins};
+use self::stock::{Attention, Published};
 use crate::boundary::{CloseReason, Verdict};
 use crate::clock;
 use crate::config::PoolConfig;
 use crate::datapath::Datapath;
 use crate::net::{self, Queue};
-use crate::origin::{self, Load};
-use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics};
+use crate::origin::{Chosen, Load, pick};
+use crate::stats::{EvictReason, ServiceMetrics, ServiceRecords};
 
 /// A dial that takes longer than this no longer counts as help on its way: another one is started
 /// elsewhere for whoever waits (as happy eyeballs do, RFC 8305 §5).
@@ -61,6 +62,8 @@ pub enum Refusal {
     QueueTimeout,
     /// No origin accepted a connection.
     Unreachable,
+    /// The service has no origins.
+    NoOrigins,
 }
 
 /// How a pool treats its sockets; follows from the service's protocol.
@@ -93,7 +96,8 @@ struct Shared {
     usage: Use,
     environment: Environment,
     metrics: Arc<ServiceMetrics>,
-    origins: Vec<Rc<Origin>>,
+    origins: RefCell<Origins>,
+    pace: Cell<Pace>,
     waiters: RefCell<VecDeque<Waiter>>,
     next_id: Cell<u64>,
     events: Arc<IdleEvents>,
@@ -103,23 +107,6 @@ struct Shared {
     look_arranged: Cell<bool>,
     /// The kernel must leave idle sockets to those who wait.
     reserved: Cell<bool>,
-}
-
-struct Origin {
-    index: usize,
-    address: SocketAddr,
-    metrics: Arc<OriginMetrics>,
-    idle: RefCell<IdleList<Connection>>,
-    /// Sockets that are left to the kernel, if any can be.
-    stock: Option<Stock>,
-    /// See [`Shared::reserved`].
-    reserved: Cell<bool>,
-    /// Idle and leased sockets, and those left to the kernel.
-    open: Cell<usize>,
-    /// Handshakes under way; `slow` of them for longer than [`SLOW_DIAL`].
-    dialling: Cell<usize>,
-    slow: Cell<usize>,
-    backoff: RefCell<Backoff>,
 }
 
 struct Waiter {
@@ -135,36 +122,18 @@ impl Pool {
     pub fn new(
         config: PoolConfig,
         usage: Use,
-        origins: Vec<(SocketAddr, Arc<OriginMetrics>)>,
-        metrics: Arc<ServiceMetrics>,
+        origins: &[Chosen],
+        records: Arc<ServiceRecords>,
         environment: Environment,
-        steer: Option<&Steer>,
+        steer: Option<Steer>,
     ) -> Self {
-        let limits = Limits {
-            max_idle: config.max_idle,
-            idle_ttl: config.idle_ttl,
-            max_requests: config.max_requests,
-        };
-        let origins = origins.into_iter().enumerate().map(|(index, (address, metrics))| {
-            Rc::new(Origin {
-                index,
-                address,
-                metrics,
-                idle: RefCell::new(IdleList::new(limits)),
-                stock: steer.map(|steer| Stock::new(steer, index)),
-                reserved: Cell::new(false),
-                open: Cell::new(0),
-                dialling: Cell::new(0),
-                slow: Cell::new(0),
-                backoff: RefCell::new(Backoff::new(config.backoff_base, config.backoff_max)),
-            })
-        });
         let shared = Rc::new(Shared {
-            origins: origins.collect(),
+            metrics: Arc::clone(&records.metrics),
+            origins: RefCell::new(Origins::new(&config, records, steer)),
             config,
             usage,
             environment,
-            metrics,
+            pace: Cell::new(Pace::Free),
             waiters: RefCell::default(),
             next_id: Cell::new(0),
             events: Arc::default(),
@@ -172,6 +141,7 @@ impl Pool {
             look_arranged: Cell::new(false),
             reserved: Cell::new(false),
         });
+        shared.origins.borrow_mut().replace(origins);
         let pool = Rc::clone(&shared);
         let watcher = tokio::task::spawn_local(async move {
             loop {
@@ -182,12 +152,34 @@ impl Pool {
         Self { shared, watcher: watcher.abort_handle() }
     }
 
+    /// From now on exchanges go to these origins. Those that stay keep their sockets; those that
+    /// leave lose their idle ones now and the others as their exchanges end; newcomers are warmed
+    /// at [`PoolConfig::prewarm_rate`].
+    pub fn set_origins(&self, origins: &[Chosen]) {
+        let shared = &self.shared;
+        let left = shared.origins.borrow_mut().replace(origins);
+        for origin in left {
+            origin.close_idle(EvictReason::OriginRemoved);
+        }
+        let reserved = shared.reserved.get();
+        shared.current().iter().for_each(|origin| origin.reserved.set(reserved));
+        shared.reserve();
+        shared.dial_for_waiters(None);
+        if origins.is_empty() {
+            shared.refuse_waiters(Refusal::NoOrigins);
+        }
+    }
+
     /// Leases a socket: a warm one, or after waiting. `avoid` names an origin that just failed
     /// this exchange; it is used only if there is no other.
     ///
     /// Dropping the future gives up the place in the queue.
     pub async fn checkout(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
         let shared = &self.shared;
+        if shared.current().is_empty() {
+            shared.metrics.unreachable.inc();
+            return Err(Refusal::NoOrigins);
+        }
         if shared.waiters.borrow().is_empty()
             && let Some(lease) = shared.take_warm(avoid, clock::now())
         {
@@ -197,7 +189,7 @@ impl Pool {
             // Boxed: the rare wait must not make every session's task larger.
             let lease = Box::pin(self.queue(avoid)).await?;
             // Since the socket was handed over, other tasks have run, and bytes may have come.
-            if shared.usage == Use::Once || lease.is_silent() {
+            if shared.usage == Use::Once || lease.may_begin() {
                 return Ok(lease);
             }
             lease.settle(Verdict::Close(CloseReason::Unsolicited), None);
@@ -227,7 +219,8 @@ impl Pool {
     pub fn tick(&self) {
         let shared = &self.shared;
         let now = clock::now();
-        for origin in &shared.origins {
+        shared.origins.borrow_mut().forget_those_that_left();
+        for origin in &*shared.current() {
             origin.sweep(now);
         }
         if shared.closing.get().is_none() {
@@ -236,13 +229,13 @@ impl Pool {
         shared.dial_for_waiters(None);
     }
 
-    /// Looks at a slot that the kernel programs have said something about; `origin` is the
-    /// position of its origin.
+    /// Looks at a slot that the kernel programs have said something about; `place` is that of its
+    /// origin.
     #[must_use]
-    pub fn look_at_slot(&self, origin: usize, slot: usize) -> Option<Steered> {
-        let origin = self.shared.origins.get(origin)?;
+    pub fn look_at_slot(&self, place: usize, slot: usize) -> Option<Steered> {
+        let origin = self.shared.origins.borrow().at(place)?;
         let attention = origin.stock.as_ref()?.look_at(slot);
-        self.shared.attend(origin, attention)
+        self.shared.attend(&origin, attention)
     }
 
     /// Looks at all sockets that are left to the kernel, for what no event has told. To be called
@@ -252,13 +245,16 @@ impl Pool {
         let now = clock::now();
         let idle_ttl = self.shared.config.idle_ttl;
         let mut steered = Vec::new();
-        for origin in &self.shared.origins {
+        // Those that are leaving, too: the kernel may still be in the middle of their exchanges.
+        let all = self.shared.origins.borrow().all();
+        for origin in all {
             let Some(stock) = &origin.stock else { continue };
             stock.look_at_demand(now);
             for attention in stock.sweep(idle_ttl, stall, now) {
-                steered.extend(self.shared.attend(origin, attention));
+                steered.extend(self.shared.attend(&origin, attention));
             }
-            if let Some(reason) = self.shared.closing.get() {
+            let removed = origin.is_leaving().then_some(EvictReason::OriginRemoved);
+            if let Some(reason) = self.shared.closing.get().or(removed) {
                 for connection in stock.take_all() {
                     origin.close(connection, reason);
                 }
@@ -272,17 +268,27 @@ impl Pool {
     /// come: each origin is either warm or known to be failing.
     #[must_use]
     pub fn is_warm(&self) -> bool {
-        self.shared.origins.iter().all(|origin| {
+        let warm = self.shared.current().iter().all(|origin| {
             self.shared.missing(origin) == 0 && origin.dialling.get() == 0
                 || origin.backoff.borrow().is_failing()
-        })
+        });
+        if warm {
+            self.shared.pace.set(self.shared.pace.get().limited(clock::now()));
+        }
+        warm
     }
 
     /// Whether sockets are leased, being dialled, or waited for.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.shared.waiters.borrow().is_empty()
-            || self.shared.origins.iter().any(|o| o.active() > 0 || o.dialling.get() > 0)
+            || self
+                .shared
+                .origins
+                .borrow()
+                .all()
+                .iter()
+                .any(|o| o.active() > 0 || o.dialling.get() > 0)
     }
 
     /// From now on no socket stays idle: those that are go now, the others as they are settled.
@@ -294,12 +300,9 @@ impl Pool {
     fn close(&self, reason: EvictReason) {
         self.shared.closing.set(Some(reason));
         self.shared.reserve();
-        for origin in &self.shared.origins {
-            let idle = origin.idle.borrow_mut().remove_if(|_| true);
-            let stock = origin.stock.as_ref().map(Stock::take_all).unwrap_or_default();
-            for connection in idle.into_iter().chain(stock) {
-                origin.close(connection, reason);
-            }
+        let all = self.shared.origins.borrow().all();
+        for origin in all {
+            origin.close_idle(reason);
         }
     }
 }
@@ -368,13 +371,13 @@ impl Shared {
             if !picked.has_idle() {
                 // An origin without any socket gets one in the background, so that it takes part
                 // again; nobody waits for that while another origin is warm.
-                self.dial(picked);
+                self.dial(&picked);
                 picked = self.pick(avoid, Origin::has_idle)?;
             }
             let taken = picked.idle.borrow_mut().take(now).map(|(connection, _)| connection);
             match taken.or_else(|| picked.stock.as_ref()?.take()) {
                 Some(connection) => {
-                    if let Some(lease) = self.lease_if_clean(picked, connection) {
+                    if let Some(lease) = self.lease_if_clean(&picked, connection) {
                         return Some(lease);
                     }
                 }
@@ -414,19 +417,25 @@ impl Shared {
         &self,
         avoid: Option<SocketAddr>,
         eligible: impl Fn(&Origin) -> bool,
-    ) -> Option<&Rc<Origin>> {
+    ) -> Option<Rc<Origin>> {
+        let origins = self.current();
         let rng = &mut *self.environment.rng.borrow_mut();
-        let load = |origin: &Origin| origin.active() + origin.dialling.get();
         let mut among = |avoid: Option<SocketAddr>| {
             let report = |index: usize| {
-                let origin = &*self.origins[index];
+                let origin = &*origins[index];
                 let eligible = Some(origin.address) != avoid && eligible(origin);
-                Load { active: load(origin), eligible }
+                let active = origin.active() + origin.dialling.get();
+                Load { active, weight: origin.weight.get(), eligible }
             };
-            origin::pick(self.origins.len(), report, rng)
+            pick(origins.len(), report, rng)
         };
         let index = among(avoid).or_else(|| avoid.and_then(|_| among(None)))?;
-        Some(&self.origins[index])
+        Some(Rc::clone(&origins[index]))
+    }
+
+    /// The origins that get exchanges.
+    fn current(&self) -> Rc<[Rc<Origin>]> {
+        self.origins.borrow().current()
     }
 
     fn may_dial(&self, origin: &Origin, now: Instant) -> bool {
@@ -445,22 +454,24 @@ impl Shared {
     /// Starts a dial for each waiter that has no hope yet.
     fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>) {
         let now = clock::now();
-        let fresh = || self.origins.iter().map(|o| o.dialling.get() - o.slow.get()).sum::<usize>();
+        let origins = self.current();
+        let fresh = || origins.iter().map(|o| o.dialling.get() - o.slow.get()).sum::<usize>();
         self.serve_from_stock(now);
         while fresh() < self.impatient(now) {
             let Some(origin) = self.pick(avoid, |o| self.may_dial(o, now)) else { break };
-            self.dial(origin);
+            self.dial(&origin);
         }
     }
 
     /// Those who wait and cannot be helped by a dial come before whoever the kernel serves next.
     fn reserve(&self) {
         let now = clock::now();
+        let origins = self.current();
         let reserved = self.closing.get().is_some()
             || !self.waiters.borrow().is_empty()
-                && !self.origins.iter().any(|o| o.dialling.get() > 0 || self.may_dial(o, now));
+                && !origins.iter().any(|o| o.dialling.get() > 0 || self.may_dial(o, now));
         if self.reserved.replace(reserved) != reserved {
-            for origin in &self.origins {
+            for origin in &*origins {
                 origin.reserved.set(reserved);
                 origin.publish();
             }
@@ -470,7 +481,7 @@ impl Shared {
     /// Sockets that the kernel has finished with come back to nobody by themselves.
     fn serve_from_stock(self: &Rc<Self>, now: Instant) {
         while !self.waiters.borrow().is_empty()
-            && self.origins.iter().any(|o| o.stock.as_ref().is_some_and(|s| s.idle() > 0))
+            && self.current().iter().any(|o| o.stock.as_ref().is_some_and(|s| s.idle() > 0))
             && let Some(lease) = self.take_warm(None, now)
         {
             self.hand_over(lease);
@@ -481,12 +492,13 @@ impl Shared {
     /// the others, a look later is arranged.
     fn impatient(self: &Rc<Self>, now: Instant) -> usize {
         let waiters = self.waiters.borrow();
-        if !self.origins.iter().any(|o| o.active() > 0) {
+        let origins = self.current();
+        if !origins.iter().any(|o| o.active() > 0) {
             return waiters.len();
         }
         // They stand in the order of their arrival.
         let patient_from = waiters.partition_point(|waiter| now >= waiter.since + DIAL_AFTER);
-        let shares = self.origins.iter().any(|o| o.stock.as_ref().is_some_and(|s| s.held() > 0));
+        let shares = origins.iter().any(|o| o.stock.as_ref().is_some_and(|s| s.held() > 0));
         let next = waiters.get(patient_from).map(|next| next.since + DIAL_AFTER);
         if let Some(due) =
             next.or_else(|| (shares && !waiters.is_empty()).then(|| now + DIAL_AFTER))
@@ -512,14 +524,16 @@ impl Shared {
     }
 
     fn prewarm(self: &Rc<Self>, now: Instant) {
-        for origin in &self.origins {
+        let mut pace = self.pace.get();
+        for origin in &*self.current() {
             for _ in 0..self.missing(origin) {
-                if !self.may_dial(origin, now) {
+                if !self.may_dial(origin, now) || !pace.permits(self.config.prewarm_rate, now) {
                     break;
                 }
                 self.dial(origin);
             }
         }
+        self.pace.set(pace);
     }
 
     fn dial(self: &Rc<Self>, origin: &Rc<Origin>) {
@@ -554,6 +568,7 @@ impl Shared {
                         .handshake_us
                         .record(handshake.as_micros().try_into().unwrap_or(u64::MAX));
                     origin.backoff.borrow_mut().succeed();
+                    origin.metrics.failing.set(0);
                     origin.open.set(origin.open.get() + 1);
                     // Sockets opened together must not end together.
                     let spread = shared.environment.rng.borrow_mut().random_range(0.9..=1.0);
@@ -562,7 +577,7 @@ impl Shared {
                     let id = shared.id();
                     shared.offer(
                         &origin,
-                        Connection::new(stream, id, origin.index, life, &shared.events),
+                        Connection::new(stream, id, origin.place, life, &shared.events),
                     );
                 }
                 Err(error) => shared.dial_failed(&origin, &error),
@@ -574,6 +589,7 @@ impl Shared {
         tracing::debug!(origin = %origin.address, %error, "dial failed");
         origin.count_failed_dial(error);
         let now = clock::now();
+        origin.metrics.failing.set(1);
         origin.backoff.borrow_mut().fail(now, &mut *self.environment.rng.borrow_mut());
         // Whoever waited for this dial: first any warm socket, then another origin.
         while !self.waiters.borrow().is_empty()
@@ -582,21 +598,29 @@ impl Shared {
             self.hand_over(lease);
         }
         self.dial_for_waiters(Some(origin.address));
-        let hope = self.origins.iter().any(|o| o.dialling.get() > 0 || o.active() > 0);
+        let hope = self.current().iter().any(|o| o.dialling.get() > 0 || o.active() > 0);
         if !hope {
             // Every origin has had its chance. The next clients may try again after the back-off.
-            for waiter in self.waiters.take() {
-                self.metrics.unreachable.inc();
-                waiter.hand_over.send(Err(Refusal::Unreachable)).ok();
-            }
-            self.metrics.waiting.set(0);
+            self.refuse_waiters(Refusal::Unreachable);
         }
+    }
+
+    fn refuse_waiters(&self, refusal: Refusal) {
+        for waiter in self.waiters.take() {
+            self.metrics.unreachable.inc();
+            waiter.hand_over.send(Err(refusal)).ok();
+        }
+        self.metrics.waiting.set(0);
     }
 
     /// Gives a clean, unleased socket to whoever waits the longest, or to the idle list.
     fn offer(self: &Rc<Self>, origin: &Rc<Origin>, connection: Connection) {
         let now = clock::now();
-        let admitted = origin.idle.borrow().admits(&connection.life, now);
+        let admitted = if origin.is_leaving() {
+            Err(EvictReason::OriginRemoved)
+        } else {
+            origin.idle.borrow().admits(&connection.life, now)
+        };
         if let Err(reason) = admitted {
             origin.close(connection, reason);
             return self.dial_for_waiters(None);
@@ -693,8 +717,9 @@ impl Shared {
 
     /// Something happened on idle sockets.
     fn look_at_idle(&self) {
-        for (origin, id) in self.events.take() {
-            let origin = &self.origins[origin];
+        for (place, id) in self.events.take() {
+            let origin = self.origins.borrow().at(place);
+            let Some(origin) = origin else { continue };
             let mut reason = None;
             let evicted = origin.idle.borrow_mut().remove_if(|connection| {
                 if connection.id == id {
@@ -709,54 +734,33 @@ impl Shared {
     }
 }
 
-impl Origin {
-    /// Sockets with an exchange under way, in the kernel or in the daemon.
-    fn active(&self) -> usize {
-        let stock = self.stock.as_ref().map_or(0, Stock::idle);
-        (self.open.get() - self.idle.borrow().len()).saturating_sub(stock)
-    }
+/// How fast sockets are opened that nobody waits for.
+#[derive(Clone, Copy, Debug)]
+enum Pace {
+    /// At once: nobody is served before the pool is warm.
+    Free,
+    /// [`PoolConfig::prewarm_rate`]; up to one second's worth is saved up.
+    Limited {
+        /// When one more may be opened.
+        next: Instant,
+    },
+}
 
-    fn has_idle(&self) -> bool {
-        !self.idle.borrow().is_empty() || self.stock.as_ref().is_some_and(|s| s.idle() > 0)
-    }
-
-    fn add_dialling(&self, n: isize) {
-        self.dialling.set(self.dialling.get().saturating_add_signed(n));
-        self.metrics.dialling.set(self.dialling.get());
-    }
-
-    fn publish(&self) {
-        let idle = self.idle.borrow().len();
-        let (shared, held) = self.stock.as_ref().map_or((0, 0), |s| (s.idle(), s.held()));
-        self.metrics.idle.set(idle + shared);
-        self.metrics.active.set(self.active());
-        if let Some(stock) = &self.stock {
-            let leased = (self.open.get() - idle).saturating_sub(held);
-            stock.set_load(leased + self.dialling.get(), !self.reserved.get());
+impl Pace {
+    fn limited(self, now: Instant) -> Self {
+        match self {
+            Self::Free => Self::Limited { next: now },
+            limited @ Self::Limited { .. } => limited,
         }
     }
 
-    fn sweep(&self, now: Instant) {
-        loop {
-            let expired = self.idle.borrow_mut().take_expired(now);
-            let Some((connection, reason)) = expired else { return };
-            self.close(connection, reason);
+    fn permits(&mut self, rate: u32, now: Instant) -> bool {
+        let Self::Limited { next } = self else { return true };
+        if *next > now {
+            return false;
         }
-    }
-
-    fn close(&self, connection: Connection, reason: EvictReason) {
-        drop(connection);
-        self.open.set(self.open.get() - 1);
-        self.metrics.evict(reason);
-        self.publish();
-    }
-
-    fn count_failed_dial(&self, error: &io::Error) {
-        match error.kind() {
-            io::ErrorKind::ConnectionRefused => &self.metrics.dial_refused,
-            io::ErrorKind::TimedOut => &self.metrics.dial_timed_out,
-            _ => &self.metrics.dial_failed,
-        }
-        .inc();
+        let saved_up = now.checked_sub(Duration::from_secs(1)).unwrap_or(now);
+        *next = (*next).max(saved_up) + Duration::from_secs(1) / rate;
+        true
     }
 }

@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub use histogram::Histogram;
 pub use registry::{Registry, ServiceRecords};
 pub use snapshot::{
-    DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, HostCounters, OriginSnapshot, OriginTotals,
-    Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot, SnapshotError, SteeredSnapshot,
+    DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, HostCounters, MembershipSnapshot,
+    OriginSnapshot, OriginTotals, Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot,
+    SnapshotError, SteeredSnapshot,
 };
 
 use crate::boundary::CloseReason;
@@ -146,6 +147,8 @@ impl EvictReason {
 /// The counters of one origin in one worker.
 #[derive(Debug, Default)]
 pub struct OriginMetrics {
+    /// The group in which the kernel counts for it, plus one; 0 if there is none.
+    group: Gauge,
     /// Connections dialled successfully.
     pub created: Counter,
     /// Exchanges (or opaque connections) served by a socket that had served another one before;
@@ -161,6 +164,8 @@ pub struct OriginMetrics {
     pub active: Gauge,
     /// Handshakes under way.
     pub dialling: Gauge,
+    /// 1 while the last dial has failed.
+    pub failing: Gauge,
     /// Handshake times, microseconds.
     pub handshake_us: Histogram,
     /// Dials that were refused.
@@ -175,6 +180,17 @@ pub struct OriginMetrics {
 }
 
 impl OriginMetrics {
+    /// Says in which group the kernel counts for this origin.
+    pub fn set_group(&self, group: Option<usize>) {
+        self.group.set(group.map_or(0, |group| group + 1));
+    }
+
+    /// The group in which the kernel counts for it.
+    #[must_use]
+    pub fn group(&self) -> Option<usize> {
+        usize::try_from(self.group.get()).ok()?.checked_sub(1)
+    }
+
     /// Counts a socket that was let go.
     pub fn evict(&self, reason: EvictReason) {
         self.evicted[reason.index()].inc();
@@ -192,6 +208,9 @@ pub struct ServiceMetrics {
     pub clients_open: Gauge,
     /// Exchanges finished (opaque: connections).
     pub exchanges: Counter,
+    /// Those of them that the kernel carried to origins that have left; for others the kernel itself
+    /// keeps count.
+    pub steered: Counter,
     /// Bytes forwarded from clients to origins.
     pub request_bytes: Counter,
     /// Bytes forwarded from origins to clients.

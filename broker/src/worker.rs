@@ -28,6 +28,7 @@ use crate::buffers::Buffers;
 use crate::config::{self, Config, Steer};
 use crate::datapath::{Datapath, ListenerSet, WorkerListeners, steering};
 use crate::net::{self, Backlog, Listener};
+use crate::origin::Chosen;
 use crate::pool::Environment;
 use crate::session::Stop;
 use crate::stats::Registry;
@@ -47,6 +48,8 @@ pub struct Shared {
     pub datapath: Arc<dyn Datapath>,
     /// Where metrics are left.
     pub registry: Arc<Registry>,
+    /// The origins of each service, in the order of the configuration.
+    pub origins: Vec<watch::Receiver<Arc<[Chosen]>>>,
 }
 
 /// How far a stop has come.
@@ -122,6 +125,7 @@ async fn run(
     let mut reports = Vec::new();
     for (position, service) in shared.config.services.iter().enumerate() {
         let records = shared.registry.register(position);
+        let mut origins = shared.origins[position].clone();
         let bound = Bound::new(service, shared.config.intercept_from_netns)
             .with_context(|| format!("service {:?}", service.name))?;
         let built = Rc::new(Service::new(
@@ -134,6 +138,14 @@ async fn run(
             bound.steered,
         ));
         reports.push(bound.report);
+        built.set_origins(&origins.borrow_and_update());
+        let follower = Rc::clone(&built);
+        tokio::task::spawn_local(async move {
+            while origins.changed().await.is_ok() {
+                let now = Arc::clone(&origins.borrow_and_update());
+                follower.set_origins(&now);
+            }
+        });
         listening.extend(bound.listeners.into_iter().map(|l| (Rc::clone(&built), l)));
         services.push(built);
     }
@@ -269,7 +281,7 @@ fn tell<I: Iterator<Item = Rc<Service>>>(
             let service =
                 owner.and_then(|owner| services().find(|s| s.position() == owner.service));
             if let (Some(owner), Some(service)) = (owner, service) {
-                service.look_at_slot(owner.origin, slot);
+                service.look_at_slot(owner.place, slot);
             }
         }
         Some(EventKind::Accept) => services().for_each(|service| service.accept_backlog()),

@@ -43,7 +43,7 @@ fn services() -> Vec<crate::stats::ServiceSnapshot> {
     origin.reused.add(99);
     origin.evict(crate::stats::EvictReason::IdleTtl);
     origin.handshake_us.record(100);
-    registry.services()
+    registry.services(&crate::datapath::steering::Carried::default())
 }
 
 #[tokio::test]

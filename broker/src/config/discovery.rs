@@ -33,6 +33,16 @@ pub enum Source {
     File(File),
 }
 
+impl Source {
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+        }
+    }
+}
+
 /// A file with the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {

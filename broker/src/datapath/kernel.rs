@@ -549,7 +549,7 @@ impl Datapath for Kernel {
         let mut counters = self.counters.read()?;
         match &self.steering {
             Ok(steering) => {
-                counters.steered = steering.carried();
+                counters.carried = steering.carried();
                 counters.steering.on = true;
             }
             Err(reason) => counters.steering.off_because = Some(reason.clone()),

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
@@ -31,8 +32,12 @@ use crate::sys::{self, Mapped, Shared};
 /// Slots of all workers and origins together; the programs' memory grows with them (3 KB each).
 const SLOTS_MAX: usize = 16_384;
 
-/// How slots are shared out: to groups, one for each worker and origin of a steered service, and a
-/// spare one to try steering out.
+/// How many origins of a service can be steered to at a time if discovery says which there are.
+/// Those beyond are the daemon's alone.
+const DISCOVERED_MAX: usize = 64;
+
+/// How slots are shared out: to groups, one for each worker and place of a steered service, and a
+/// spare one to try steering out. A place is an origin's for as long as it has sockets there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     services: Vec<Option<ServiceGroups>>,
@@ -44,7 +49,7 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ServiceGroups {
     first: usize,
-    origins: usize,
+    places: usize,
 }
 
 /// Whose a slot is.
@@ -54,8 +59,8 @@ pub struct Owner {
     pub service: usize,
     /// The worker.
     pub worker: usize,
-    /// Position of the origin in the service.
-    pub origin: usize,
+    /// The place of the origin among the worker's.
+    pub place: usize,
 }
 
 impl Layout {
@@ -66,9 +71,14 @@ impl Layout {
         let mut groups = 0;
         let services = config.services.iter().map(|service| {
             is_steerable(service).then(|| {
-                let (first, origins) = (groups, service.origins.len());
-                groups += workers * origins;
-                ServiceGroups { first, origins }
+                let places = if service.discovery.is_some() {
+                    DISCOVERED_MAX
+                } else {
+                    service.origins.len()
+                };
+                let first = groups;
+                groups += workers * places;
+                ServiceGroups { first, places }
             })
         });
         let services: Vec<_> = services.collect();
@@ -83,17 +93,17 @@ impl Layout {
         Self { services: Vec::new(), workers: 1, groups: 0, group_slots: 1 }
     }
 
-    /// The group of a service's first origin in a worker; the others follow.
+    /// The group of a service's first place in a worker; the others follow.
     #[must_use]
     pub fn first_group(&self, service: usize, worker: usize) -> Option<usize> {
         let groups = (*self.services.get(service)?)?;
-        Some(groups.first + worker * groups.origins)
+        Some(groups.first + worker * groups.places)
     }
 
     /// How many origins of a service can be steered to.
     #[must_use]
-    pub fn origins(&self, service: usize) -> usize {
-        self.services.get(service).copied().flatten().map_or(0, |groups| groups.origins)
+    pub fn places(&self, service: usize) -> usize {
+        self.services.get(service).copied().flatten().map_or(0, |groups| groups.places)
     }
 
     /// Whose a slot is.
@@ -103,8 +113,8 @@ impl Layout {
         self.services.iter().enumerate().find_map(|(service, groups)| {
             let groups = (*groups)?;
             let at = group.checked_sub(groups.first)?;
-            let (worker, origin) = (at / groups.origins, at % groups.origins);
-            (worker < self.workers).then_some(Owner { service, worker, origin })
+            let (worker, place) = (at / groups.places, at % groups.places);
+            (worker < self.workers).then_some(Owner { service, worker, place })
         })
     }
 
@@ -172,6 +182,8 @@ struct Group {
     active: AtomicU64,
     relay_active: AtomicU64,
     eligible: AtomicU64,
+    weight: AtomicU64,
+    span: AtomicU64,
     service: AtomicU64,
     completed: AtomicU64,
     reused: AtomicU64,
@@ -216,7 +228,7 @@ pub struct Noted {
     pub ended: bool,
 }
 
-/// What the kernel carried for one origin.
+/// What the kernel carried for one origin of a worker.
 #[derive(Clone, Debug, Default)]
 pub struct SteeredOrigin {
     /// Exchanges completed.
@@ -237,13 +249,14 @@ pub struct SteeredOrigin {
     pub latency_us: Vec<u64>,
 }
 
-/// What the kernel carried for one service.
+/// What the kernel carried so far.
 #[derive(Clone, Debug, Default)]
-pub struct SteeredService {
-    /// In the order of the configuration.
-    pub origins: Vec<SteeredOrigin>,
-    /// Requests and responses that were not steered, by [`WhyNot::name`].
-    pub not_steered: Vec<(&'static str, u64)>,
+pub struct Carried {
+    /// By group.
+    pub groups: Vec<SteeredOrigin>,
+    /// Requests and responses that were not steered, by position of the service in the
+    /// configuration, then by [`WhyNot::name`].
+    pub not_steered: Vec<Vec<(&'static str, u64)>>,
 }
 
 /// The daemon's end of steering, for all workers.
@@ -298,12 +311,13 @@ impl Steering {
         for (service, _) in steering.layout.services.iter().enumerate() {
             for group in steering.groups_of(service) {
                 group.service.store(service as u64, Relaxed);
-                group.eligible.store(1, Relaxed);
             }
         }
         if let Some(spare) = steering.groups.get(steering.layout.spare_group()) {
             spare.service.store(abi::SERVICES_MAX as u64, Relaxed);
             spare.eligible.store(1, Relaxed);
+            spare.weight.store(1, Relaxed);
+            spare.span.store(1, Relaxed);
         }
         Ok(steering)
     }
@@ -467,6 +481,29 @@ impl Steering {
         }
     }
 
+    /// Tells the programs an origin's share of the exchanges, relative to the others'.
+    pub fn set_weight(&self, group: usize, weight: NonZeroU32) {
+        if let Some(group) = self.groups.get(group) {
+            group.weight.store(u64::from(weight.get()), Relaxed);
+        }
+    }
+
+    /// Tells the programs how many groups to look at from the first one of a worker's service.
+    pub fn set_span(&self, first_group: usize, span: usize) {
+        if let Some(group) = self.groups.get(first_group) {
+            group.span.store(span as u64, Relaxed);
+        }
+    }
+
+    /// Takes what was counted in a group that no origin has any more, for the next one to start at
+    /// zero.
+    pub fn take_carried(&self, group: usize) -> SteeredOrigin {
+        let Some(group) = self.groups.get(group) else { return SteeredOrigin::default() };
+        let carried = group.carried();
+        group.forget();
+        carried
+    }
+
     /// How many requests a group's service had for the programs, served or not: grows as long as
     /// there is demand.
     #[must_use]
@@ -563,22 +600,18 @@ impl Steering {
         lock(&self.maps).client_sockets.remove(&cookie).ok();
     }
 
-    /// What the kernel carried so far, by position of the service in the configuration.
+    /// What the kernel carried so far.
     #[must_use]
-    pub fn carried(&self) -> Vec<Option<SteeredService>> {
-        let service = |(service, groups): (usize, &Option<ServiceGroups>)| {
-            let groups = (*groups)?;
-            let mut origins = vec![SteeredOrigin::default(); groups.origins];
-            for (i, group) in self.groups_of(service).enumerate() {
-                group.add_to(&mut origins[i % groups.origins]);
-            }
+    pub fn carried(&self) -> Carried {
+        let group = |group: usize| self.groups.get(group).map(Group::carried).unwrap_or_default();
+        let not_steered = |service: usize| {
             let why = |why: WhyNot| (why.name(), self.why(service, why));
-            Some(SteeredService {
-                origins,
-                not_steered: WhyNot::ALL.into_iter().map(why).filter(|(_, n)| *n > 0).collect(),
-            })
+            WhyNot::ALL.into_iter().map(why).filter(|(_, n)| *n > 0).collect()
         };
-        self.layout.services.iter().enumerate().map(service).collect()
+        Carried {
+            groups: (0..self.layout.spare_group()).map(group).collect(),
+            not_steered: (0..self.layout.services.len()).map(not_steered).collect(),
+        }
     }
 
     fn why(&self, service: usize, why: WhyNot) -> u64 {
@@ -587,7 +620,7 @@ impl Steering {
 
     fn groups_of(&self, service: usize) -> impl Iterator<Item = &Group> {
         let groups = self.layout.services.get(service).copied().flatten();
-        let range = groups.map_or(0..0, |g| g.first..g.first + self.layout.workers * g.origins);
+        let range = groups.map_or(0..0, |g| g.first..g.first + self.layout.workers * g.places);
         range.filter_map(|group| self.groups.get(group))
     }
 
@@ -604,18 +637,52 @@ impl Steering {
     }
 }
 
+impl SteeredOrigin {
+    /// Both together.
+    #[must_use]
+    pub fn plus(mut self, other: &Self) -> Self {
+        self.completed += other.completed;
+        self.reused += other.reused;
+        self.taken_over += other.taken_over;
+        self.clients_gone += other.clients_gone;
+        self.request_bytes += other.request_bytes;
+        self.response_bytes += other.response_bytes;
+        self.status.iter_mut().zip(&other.status).for_each(|(sum, n)| *sum += n);
+        self.latency_us.resize(BUCKETS, 0);
+        self.latency_us.iter_mut().zip(&other.latency_us).for_each(|(sum, n)| *sum += n);
+        self
+    }
+}
+
 impl Group {
-    fn add_to(&self, origin: &mut SteeredOrigin) {
+    /// Sets what is counted to zero.
+    fn forget(&self) {
+        let counters = [
+            &self.completed,
+            &self.reused,
+            &self.taken_over,
+            &self.clients_gone,
+            &self.request_bytes,
+            &self.response_bytes,
+            &self.latency_us_sum,
+        ];
+        for counter in counters.into_iter().chain(&self.status).chain(&self.latency_us) {
+            counter.store(0, Relaxed);
+        }
+    }
+
+    fn carried(&self) -> SteeredOrigin {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
-        origin.completed += get(&self.completed);
-        origin.reused += get(&self.reused);
-        origin.taken_over += get(&self.taken_over);
-        origin.clients_gone += get(&self.clients_gone);
-        origin.request_bytes += get(&self.request_bytes);
-        origin.response_bytes += get(&self.response_bytes);
-        origin.status.iter_mut().zip(&self.status).for_each(|(sum, n)| *sum += get(n));
-        origin.latency_us.resize(BUCKETS, 0);
-        origin.latency_us.iter_mut().zip(&self.latency_us).for_each(|(sum, n)| *sum += get(n));
+        SteeredOrigin {
+            completed: get(&self.completed),
+            reused: get(&self.reused),
+            taken_over: get(&self.taken_over),
+            clients_gone: get(&self.clients_gone),
+            request_bytes: get(&self.request_bytes),
+            response_bytes: get(&self.response_bytes),
+            status: std::array::from_fn(|i| get(&self.status[i])),
+            latency_us: self.latency_us.iter().map(get).collect(),
+        }
     }
 }
 

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::Shared;
 use super::connection::Connection;
-use super::{Origin, Shared};
+use super::origin::Origin;
 use crate::boundary::{CloseReason, Verdict};
 use crate::net::{Queue, Stream};
 use crate::stats::EvictReason;
@@ -61,7 +62,14 @@ impl Lease {
         self.connection.as_ref().is_some_and(|c| c.life.exchanges > 0)
     }
 
-    /// Whether a new exchange may begin on a socket that stayed with its client in between.
+    /// Whether a new exchange may begin on a socket that stayed with its client, or waited for it,
+    /// in between.
+    #[must_use]
+    pub fn may_begin(&self) -> bool {
+        !self.origin.is_leaving() && self.is_silent()
+    }
+
+    /// Whether nothing has come on the socket.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| c.stream.peek() == Queue::Empty)

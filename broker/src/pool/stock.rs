@@ -5,6 +5,7 @@
 //! event loop; the programs see its end, and bytes that nobody asked for, and make it dirty.
 
 use std::cell::{Cell, RefCell};
+use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use broker_ebpf::phase::{Phase, Word};
 
 use super::connection::Connection;
 use super::idle::{Life, expired_by, expiry};
-use crate::datapath::steering::{self, Lifetime, Steering};
+use crate::datapath::steering::{self, Lifetime, SteeredOrigin, Steering};
 use crate::net::Queue;
 use crate::stats::EvictReason;
 use crate::sys;
@@ -33,10 +34,19 @@ pub struct Steer {
     pub steering: Arc<Steering>,
     /// The worker that the pool belongs to.
     pub worker: usize,
-    /// The group of the service's first origin in this worker; the others follow.
+    /// The group of the pool's first place; the others follow.
     pub first_group: usize,
+    /// How many places there are.
+    pub places: usize,
     /// Offer sockets before anybody has asked for them.
     pub always: bool,
+}
+
+impl Steer {
+    /// Tells the kernel how many places to look at.
+    pub(super) fn set_span(&self, span: usize) {
+        self.steering.set_span(self.first_group, span.min(self.places));
+    }
 }
 
 /// One origin's sockets that are, or may be, left to the kernel.
@@ -105,17 +115,33 @@ pub struct TakenOver {
 }
 
 impl Stock {
-    pub(super) fn new(steer: &Steer, origin: usize) -> Self {
+    /// The stock at a place; `None` beyond those that the kernel knows.
+    pub(super) fn new(steer: &Steer, place: usize) -> Option<Self> {
         let slots = steer.steering.layout().group_slots();
-        Self {
+        (place < steer.places).then(|| Self {
             steer: steer.clone(),
-            group: steer.first_group + origin,
+            group: steer.first_group + place,
             held: RefCell::new((0..slots).map(|_| None).collect()),
             used: Rc::default(),
             demand: Cell::new(0),
             demanded: Cell::new(None),
             ended: Cell::new(0),
-        }
+        })
+    }
+
+    /// The number of its group.
+    pub(super) fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Takes what was counted for an origin that has left.
+    pub(super) fn take_carried(&self) -> SteeredOrigin {
+        self.steer.steering.take_carried(self.group)
+    }
+
+    /// Tells the kernel the origin's share, relative to the others'.
+    pub(super) fn set_weight(&self, weight: NonZeroU32) {
+        self.steer.steering.set_weight(self.group, weight);
     }
 
     /// Sockets left to the kernel.

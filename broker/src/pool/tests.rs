@@ -15,13 +15,15 @@ use super::{Environment, Lease, Pool, Refusal, Use};
 use crate::boundary::{CloseReason, Verdict};
 use crate::config::PoolConfig;
 use crate::datapath::Inert;
-use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics};
+use crate::origin::Chosen;
+use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics, ServiceRecords};
 
 /// Long enough for anything that happens on loopback.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn settings() -> PoolConfig {
     PoolConfig {
+        prewarm_rate: 1_000_000,
         prewarm: 0,
         max_idle: 8,
         idle_ttl: Duration::from_secs(30),
@@ -51,22 +53,24 @@ impl Rig {
         let listeners: Vec<_> =
             (0..origins).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses = listeners.iter().map(|l| l.local_addr().unwrap());
-        Self::with_addresses(addresses.collect(), listeners, usage, settings)
+        Self::with_addresses(&addresses.collect::<Vec<_>>(), listeners, usage, settings)
     }
 
     fn with_addresses(
-        addresses: Vec<SocketAddr>,
+        addresses: &[SocketAddr],
         listeners: Vec<TcpListener>,
         usage: Use,
         settings: PoolConfig,
     ) -> Self {
-        let origins: Vec<_> = addresses.iter().map(|_| Arc::<OriginMetrics>::default()).collect();
-        let service = Arc::<ServiceMetrics>::default();
+        let records = Arc::<ServiceRecords>::default();
+        let service = Arc::clone(&records.metrics);
+        let origins: Vec<_> = addresses.iter().map(|&address| records.origin(address)).collect();
+        let chosen: Vec<_> = addresses.iter().map(|&address| Chosen::at(address)).collect();
         let pool = Pool::new(
             settings,
             usage,
-            addresses.into_iter().zip(origins.iter().cloned()).collect(),
-            Arc::clone(&service),
+            &chosen,
+            records,
             Environment {
                 datapath: Arc::new(Inert),
                 rng: Rc::new(RefCell::new(StdRng::seed_from_u64(1))),
@@ -96,7 +100,7 @@ impl Rig {
 
     /// Every slot is free: nothing is leaked, and nothing was given back twice.
     fn assert_empty(&self) {
-        for origin in &self.pool.shared.origins {
+        for origin in self.pool.shared.origins.borrow().all() {
             assert_eq!((origin.open.get(), origin.dialling.get(), origin.slow.get()), (0, 0, 0));
         }
         assert!(self.pool.shared.waiters.borrow().is_empty());
@@ -298,9 +302,9 @@ fn concurrent_dials_stay_within_their_cap_in_a_cold_burst() {
                 let (pool, peak) = (Rc::clone(&rig.pool), Rc::clone(&peak));
                 tokio::task::spawn_local(async move {
                     let checkout = pool.checkout(None);
-                    let dialling = pool.shared.origins[0].dialling.get();
+                    let dialling = pool.shared.current()[0].dialling.get();
                     let mut lease = checkout.await.unwrap();
-                    let now = pool.shared.origins[0].dialling.get();
+                    let now = pool.shared.current()[0].dialling.get();
                     let most = &mut *peak.borrow_mut();
                     *most = (*most).max(dialling).max(now);
                     lease.stream();
@@ -360,7 +364,7 @@ fn a_dead_origin_costs_nobody_an_error_while_another_lives() {
         let live = TcpListener::bind("127.0.0.1:0").unwrap();
         let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let addresses = vec![dead, live.local_addr().unwrap()];
-        let rig = Rig::with_addresses(addresses, vec![live], Use::Reused, settings());
+        let rig = Rig::with_addresses(&addresses, vec![live], Use::Reused, settings());
         // Until the dead one was tried several times.
         while rig.origins[0].dial_refused.get() < 5 {
             rig.pool.tick();
@@ -377,7 +381,7 @@ fn without_any_origin_the_refusal_is_prompt_and_dials_are_spaced() {
         let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let slow = Duration::from_millis(50);
         let limits = PoolConfig { backoff_base: slow, backoff_max: slow, ..settings() };
-        let rig = Rig::with_addresses(vec![dead], vec![], Use::Reused, limits);
+        let rig = Rig::with_addresses(&[dead], vec![], Use::Reused, limits);
         let all = (0..20).map(|_| {
             let pool = Rc::clone(&rig.pool);
             tokio::task::spawn_local(async move { pool.checkout(None).await.err() })
@@ -432,5 +436,121 @@ fn a_lease_carries_bytes_both_ways() {
         let mut answer = [0; 16];
         let n = lease.stream().recv(&mut answer).await.unwrap();
         assert_eq!((&question, &answer[..n]), (b"question", &b"answer"[..]));
+    });
+}
+
+#[test]
+fn origins_come_and_go_under_leases() {
+    run(async {
+        let rig = Rig::new(2, Use::Reused, PoolConfig { prewarm: 1, ..settings() });
+        let [a, b] = [0, 1].map(|i| Chosen::at(rig.listeners[i].local_addr().unwrap()));
+        rig.pool.tick();
+        eventually(|| rig.pool.is_warm()).await;
+        let leases = [rig.lease().await, rig.lease().await];
+        let [on_a, on_b] = if leases[0].address() == a.address {
+            leases
+        } else {
+            let [first, second] = leases;
+            [second, first]
+        };
+
+        // The one that leaves finishes what it has begun, and no more.
+        rig.pool.set_origins(&[b]);
+        assert!(!on_a.may_begin() && on_b.may_begin());
+        on_a.settle(Verdict::Return, None);
+        on_b.settle(Verdict::Return, None);
+        assert_eq!(rig.evicted(EvictReason::OriginRemoved), 1);
+        for _ in 0..20 {
+            let lease = rig.lease().await;
+            assert_eq!(lease.address(), b.address);
+            lease.settle(Verdict::Return, None);
+        }
+        assert_eq!(rig.created(), 2, "the one that stays has kept its socket");
+
+        // An idle socket of one that leaves goes at once; one that comes is warmed.
+        rig.pool.set_origins(&[a]);
+        assert_eq!(rig.evicted(EvictReason::OriginRemoved), 2);
+        rig.pool.tick();
+        eventually(|| rig.pool.is_warm()).await;
+        let lease = rig.lease().await;
+        assert_eq!(lease.address(), a.address);
+        lease.settle(Verdict::Return, None);
+        rig.pool.drain();
+        rig.assert_empty();
+    });
+}
+
+#[test]
+fn one_that_comes_back_while_it_leaves_keeps_its_sockets() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, settings());
+        let a = Chosen::at(rig.listeners[0].local_addr().unwrap());
+        let lease = rig.lease().await;
+        rig.pool.set_origins(&[]);
+        assert_eq!(rig.pool.checkout(None).await.err(), Some(Refusal::NoOrigins));
+        rig.pool.set_origins(&[a]);
+        lease.settle(Verdict::Return, None);
+        rig.lease().await.settle(Verdict::Return, None);
+        assert_eq!(rig.created(), 1);
+    });
+}
+
+#[test]
+fn whoever_waits_is_told_when_the_last_origin_leaves() {
+    run(async {
+        let limits = PoolConfig { max_connections: 1, ..settings() };
+        let rig = Rig::new(1, Use::Reused, limits);
+        let lease = rig.lease().await;
+        let pool = Rc::clone(&rig.pool);
+        let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await.err() });
+        eventually(|| rig.service.waiting.get() == 1).await;
+        rig.pool.set_origins(&[]);
+        assert_eq!(waiting.await.unwrap(), Some(Refusal::NoOrigins));
+        drop(lease);
+        rig.assert_empty();
+    });
+}
+
+#[test]
+fn newcomers_are_warmed_at_a_bounded_rate() {
+    run(async {
+        // One socket per second and more than the test takes for the second one.
+        let limits = PoolConfig { prewarm: 1, prewarm_rate: 1, ..settings() };
+        let rig = Rig::new(20, Use::Reused, limits);
+        let all: Vec<_> =
+            rig.listeners.iter().map(|l| Chosen::at(l.local_addr().unwrap())).collect();
+        rig.pool.set_origins(&all[..1]);
+        rig.pool.tick();
+        eventually(|| rig.pool.is_warm()).await;
+        let created =
+            || rig.pool.shared.current().iter().map(|o| o.metrics.created.get()).sum::<u64>();
+        assert_eq!(created(), 1, "at the start, at once");
+        rig.pool.set_origins(&all);
+        eventually(|| {
+            rig.pool.tick();
+            created() == 2
+        })
+        .await;
+        for _ in 0..50 {
+            rig.pool.tick();
+            tokio::task::yield_now().await;
+        }
+        assert!(created() < 10, "{} at once", created());
+    });
+}
+
+#[test]
+fn weights_share_the_leases() {
+    run(async {
+        let rig = Rig::new(2, Use::Reused, PoolConfig { max_connections: 1000, ..settings() });
+        let mut origins = [0, 1].map(|i| Chosen::at(rig.listeners[i].local_addr().unwrap()));
+        origins[1].weight = std::num::NonZeroU32::new(3).unwrap();
+        rig.pool.set_origins(&origins);
+        let mut leases = Vec::new();
+        for _ in 0..40 {
+            leases.push(rig.lease().await);
+        }
+        let heavy = leases.iter().filter(|l| l.address() == origins[1].address).count();
+        assert!((25..=35).contains(&heavy), "{heavy} of 40, not about 30");
     });
 }

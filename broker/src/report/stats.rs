@@ -391,7 +391,12 @@ mod tests {
         };
         let process = Process { now_unix_ms: uptime_ms, uptime_ms, workers: 2 };
         let host = HostCounters { active_opens: 40_123, time_wait: 482, ..Default::default() };
-        Snapshot::assemble(process, registry.services(), Ok(&kernel), host)
+        Snapshot::assemble(
+            process,
+            registry.services(&crate::datapath::steering::Carried::default()),
+            Ok(&kernel),
+            host,
+        )
     }
 
     #[test]

@@ -199,7 +199,7 @@ impl Exchanging<'_> {
         if let Some(lease) = kept.lease.take() {
             // A tied socket must not be replaced silently: the client believes that it is
             // authenticated. On a dead one, the exchange fails by itself.
-            if kept.tied || lease.is_silent() {
+            if kept.tied || lease.may_begin() {
                 return Ok(lease);
             }
             lease.settle(Verdict::Close(CloseReason::OriginError), None);

@@ -37,6 +37,11 @@ impl Failure {
                 "x-broker-unavailable: unreachable\r\nRetry-After: 1",
                 "no origin accepts connections",
             ),
+            Self::Refused(Refusal::NoOrigins) => (
+                "503 Service Unavailable",
+                "x-broker-unavailable: no_origins\r\nRetry-After: 1",
+                "the service has no origins",
+            ),
             Self::OriginFailed => (
                 "502 Bad Gateway",
                 "x-broker-unavailable: origin_failed",
@@ -73,6 +78,7 @@ mod tests {
             (Failure::Refused(Refusal::QueueFull), "x-broker-overloaded: max_waiting"),
             (Failure::Refused(Refusal::QueueTimeout), "x-broker-overloaded: queue_timeout"),
             (Failure::Refused(Refusal::Unreachable), "x-broker-unavailable: unreachable"),
+            (Failure::Refused(Refusal::NoOrigins), "x-broker-unavailable: no_origins"),
             (Failure::OriginFailed, "x-broker-unavailable: origin_failed"),
             (Failure::NoResponse, "x-broker-unavailable: no_response"),
             (Failure::OriginStalled, "x-broker-unavailable: origin_stalled"),

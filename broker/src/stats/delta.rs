@@ -172,7 +172,12 @@ mod tests {
     fn snapshot(registry: &Registry, uptime_ms: u64, active_opens: u64) -> Snapshot {
         let process = Process { now_unix_ms: 1_000_000 + uptime_ms, uptime_ms, workers: 1 };
         let host = HostCounters { active_opens, time_wait: active_opens, ..Default::default() };
-        Snapshot::assemble(process, registry.services(), Err("test"), host)
+        Snapshot::assemble(
+            process,
+            registry.services(&crate::datapath::steering::Carried::default()),
+            Err("test"),
+            host,
+        )
     }
 
     fn registry() -> Registry {

@@ -4,13 +4,14 @@
 //! when an origin appears or disappears, and when somebody asks for a snapshot; never for an
 //! exchange.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::snapshot::{OriginSnapshot, OriginTotals, ServiceSnapshot};
 use super::{OriginMetrics, ServiceMetrics};
 use crate::config::{Config, Protocol};
+use crate::datapath::steering::{Carried, SteeredOrigin};
 
 /// The metrics of all services and workers.
 #[derive(Debug)]
@@ -50,6 +51,16 @@ impl ServiceRecords {
     #[must_use]
     pub fn origin(&self, address: SocketAddr) -> Arc<OriginMetrics> {
         Arc::clone(lock(&self.origins).live.entry(address).or_default())
+    }
+
+    /// Keeps what the kernel has carried to an origin that leaves.
+    pub fn keep_carried(&self, origin: &OriginMetrics, carried: &SteeredOrigin) {
+        origin.reused.add(carried.reused);
+        origin.returned.add(carried.completed);
+        self.metrics.exchanges.add(carried.completed);
+        self.metrics.steered.add(carried.completed);
+        self.metrics.request_bytes.add(carried.request_bytes);
+        self.metrics.response_bytes.add(carried.response_bytes);
     }
 
     /// Takes an origin out of the list; what it counted stays in the service's totals.
@@ -103,15 +114,36 @@ impl Registry {
         records
     }
 
-    /// All services, each summed over the workers.
+    /// The origins of a service that no worker can connect to.
+    ///
+    /// # Panics
+    /// If `service` is not a position in the configuration.
     #[must_use]
-    pub fn services(&self) -> Vec<ServiceSnapshot> {
-        self.services.iter().map(Registered::snapshot).collect()
+    pub fn failing(&self, service: usize) -> HashSet<SocketAddr> {
+        let mut works: HashMap<SocketAddr, bool> = HashMap::new();
+        for worker in &*lock(&self.services[service].workers) {
+            for (address, metrics) in &lock(&worker.origins).live {
+                *works.entry(*address).or_default() |= metrics.failing.get() == 0;
+            }
+        }
+        works.into_iter().filter(|(_, works)| !works).map(|(address, _)| address).collect()
+    }
+
+    /// All services, each summed over the workers, with what the kernel carried for them.
+    #[must_use]
+    pub fn services(&self, carried: &Carried) -> Vec<ServiceSnapshot> {
+        let snapshot = |(position, service): (usize, &Registered)| {
+            let mut snapshot = service.snapshot(&carried.groups);
+            let not_steered = carried.not_steered.get(position).into_iter().flatten();
+            snapshot.not_steered = not_steered.map(|(why, n)| ((*why).to_owned(), *n)).collect();
+            snapshot
+        };
+        self.services.iter().enumerate().map(snapshot).collect()
     }
 }
 
 impl Registered {
-    fn snapshot(&self) -> ServiceSnapshot {
+    fn snapshot(&self, carried: &[SteeredOrigin]) -> ServiceSnapshot {
         let workers = lock(&self.workers).clone();
         let mut forgotten = OriginTotals::default();
         let mut by_address: BTreeMap<SocketAddr, Vec<Arc<OriginMetrics>>> = BTreeMap::new();
@@ -125,7 +157,11 @@ impl Registered {
             }
         }
         let sum = |address: SocketAddr, metrics: Vec<Arc<OriginMetrics>>| {
-            OriginSnapshot::sum(address, metrics.iter().map(Arc::as_ref))
+            let mut origin = OriginSnapshot::sum(address, metrics.iter().map(Arc::as_ref));
+            let groups = metrics.iter().filter_map(|m| carried.get(m.group()?));
+            let carried = groups.fold(SteeredOrigin::default(), SteeredOrigin::plus);
+            origin.add_steered(&carried);
+            (origin, carried)
         };
         let mut origins: Vec<_> = self
             .origins
@@ -135,14 +171,14 @@ impl Registered {
         origins.extend(by_address.into_iter().map(|(address, metrics)| sum(address, metrics)));
         let total =
             |count: fn(&ServiceMetrics) -> u64| workers.iter().map(|w| count(&w.metrics)).sum();
-        ServiceSnapshot {
+        let mut service = ServiceSnapshot {
             name: self.name.clone(),
             protocol: self.protocol.to_owned(),
             clients: total(|m| m.clients.get()),
             accept_failed: total(|m| m.accept_failed.get()),
             clients_open: total(|m| m.clients_open.get()),
             exchanges: total(|m| m.exchanges.get()),
-            steered: 0,
+            steered: total(|m| m.steered.get()),
             not_steered: BTreeMap::new(),
             request_bytes: total(|m| m.request_bytes.get()),
             response_bytes: total(|m| m.response_bytes.get()),
@@ -153,9 +189,15 @@ impl Registered {
             origin_failed: total(|m| m.origin_failed.get()),
             clients_gone: total(|m| m.clients_gone.get()),
             destination_unknown: total(|m| m.destination_unknown.get()),
-            origins,
+            membership: None,
+            origins: Vec::new(),
             forgotten,
+        };
+        for (origin, carried) in origins {
+            service.add_steered(&carried);
+            service.origins.push(origin);
         }
+        service
     }
 }
 
@@ -193,7 +235,7 @@ mod tests {
         a.origin(address(1)).created.inc();
         b.origin(address(1)).created.inc();
         b.origin(address(5)).reused.inc();
-        let service = &registry.services()[0];
+        let service = &registry.services(&Carried::default())[0];
         assert_eq!(service.clients, 3);
         let shown: Vec<_> = service.origins.iter().map(|o| (o.address, o.created)).collect();
         assert_eq!(shown, [(address(9), 0), (address(5), 0), (address(1), 2)]);
@@ -207,14 +249,14 @@ mod tests {
         let lease = worker.origin(address(1));
         lease.created.add(7);
         worker.forget(address(1));
-        let service = &registry.services()[0];
+        let service = &registry.services(&Carried::default())[0];
         assert_eq!((service.origins.len(), service.totals().created), (3, 7), "still held");
         lease.evict(EvictReason::OriginRemoved);
         drop(lease);
-        let service = &registry.services()[0];
+        let service = &registry.services(&Carried::default())[0];
         assert_eq!((service.origins.len(), service.forgotten.created), (2, 7));
         assert_eq!(service.totals().evicted["origin_removed"], 1);
         worker.origin(address(1)).created.inc();
-        assert_eq!(registry.services()[0].totals().created, 8);
+        assert_eq!(registry.services(&Carried::default())[0].totals().created, 8);
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::quantile;
 use super::{EvictReason, OriginMetrics};
-use crate::datapath::steering::{SteeredOrigin, SteeredService};
+use crate::datapath::steering::SteeredOrigin;
 use crate::datapath::{ConnectionCounters, Endpoint, KernelCounters};
 
 /// Version of the snapshot's layout; grows whenever a field changes its meaning or goes away.
@@ -81,6 +81,33 @@ pub struct DatapathSnapshot {
     pub broker_established: u64,
 }
 
+/// Who the origins of a service are, and who says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MembershipSnapshot {
+    /// `static`, or the kind of its source.
+    pub source: String,
+    /// The source's own name for its last good list.
+    pub version: String,
+    /// Good lists so far.
+    pub accepted: u64,
+    /// Lists that could not be used.
+    pub refused: u64,
+    /// What is wrong with the source now.
+    pub error: Option<String>,
+    /// How often the origins in use have changed.
+    pub changes: u64,
+    /// Members of the priority level in use.
+    pub members: u64,
+    /// Those of them that are healthy, as the source says.
+    pub healthy: u64,
+    /// Those of them that this gateway uses.
+    pub used: u64,
+    /// How many of them only because others are not healthy.
+    pub widened: u64,
+    /// The priority level in use.
+    pub priority: u32,
+}
+
 /// One service, summed over the workers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServiceSnapshot {
@@ -121,6 +148,9 @@ pub struct ServiceSnapshot {
     pub clients_gone: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub destination_unknown: u64,
+    /// Who the origins are, and who says so.
+    #[serde(default)]
+    pub membership: Option<MembershipSnapshot>,
     /// In the order of the configuration, then discovered ones by address.
     pub origins: Vec<OriginSnapshot>,
     /// Sums over discovered origins that have been forgotten since, so that the service's totals
@@ -303,6 +333,13 @@ impl OriginSnapshot {
         }
     }
 
+    /// Adds what the kernel carried for it.
+    pub(super) fn add_steered(&mut self, carried: &SteeredOrigin) {
+        self.reused += carried.reused;
+        self.returned += carried.completed;
+        self.steered = SteeredSnapshot::new(carried);
+    }
+
     /// The growing numbers.
     #[must_use]
     pub fn totals(&self) -> OriginTotals {
@@ -320,19 +357,12 @@ impl OriginSnapshot {
 }
 
 impl ServiceSnapshot {
-    /// Adds what the kernel carried.
-    fn add_steered(&mut self, steered: &SteeredService) {
-        for (origin, carried) in self.origins.iter_mut().zip(&steered.origins) {
-            origin.reused += carried.reused;
-            origin.returned += carried.completed;
-            origin.steered = SteeredSnapshot::new(carried);
-            self.exchanges += carried.completed;
-            self.steered += carried.completed;
-            self.request_bytes += carried.request_bytes;
-            self.response_bytes += carried.response_bytes;
-        }
-        let why = steered.not_steered.iter().map(|(why, n)| ((*why).to_owned(), *n));
-        self.not_steered = why.collect();
+    /// Adds what the kernel carried for one of its origins.
+    pub(super) fn add_steered(&mut self, origin: &SteeredOrigin) {
+        self.exchanges += origin.completed;
+        self.steered += origin.completed;
+        self.request_bytes += origin.request_bytes;
+        self.response_bytes += origin.response_bytes;
     }
 
     /// The growing numbers of all origins, forgotten ones too.
@@ -434,7 +464,7 @@ impl Snapshot {
     #[must_use]
     pub fn assemble(
         process: Process,
-        mut services: Vec<ServiceSnapshot>,
+        services: Vec<ServiceSnapshot>,
         kernel: Result<&KernelCounters, &str>,
         host: HostCounters,
     ) -> Self {
@@ -443,11 +473,6 @@ impl Snapshot {
             Ok(counters) => ("kernel", None, counters),
             Err(reason) => ("none", Some(reason.to_owned()), &nothing),
         };
-        for (service, steered) in services.iter_mut().zip(&counters.steered) {
-            if let Some(steered) = steered {
-                service.add_steered(steered);
-            }
-        }
         let mut endpoints: Vec<&Endpoint> = counters.endpoints.iter().collect();
         // The address breaks ties, so that a watched table keeps still.
         endpoints.sort_by_key(|e| (Reverse(e.counters.established), e.remote, e.broker));

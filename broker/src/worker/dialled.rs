@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use fnv::FnvBuildHasher;
 
+use crate::origin::Chosen;
 use crate::pool::Pool;
 use crate::stats::ServiceRecords;
 
 /// Makes a pool for the given origins.
-type NewPool = Box<dyn Fn(&[SocketAddr]) -> Rc<Pool>>;
+type NewPool = Box<dyn Fn(&[Chosen]) -> Rc<Pool>>;
 
 pub(super) struct Dialled {
     origins_max: NonZeroUsize,
@@ -49,7 +50,7 @@ impl Dialled {
         if self.pools.borrow().len() >= self.origins_max.get() {
             self.forget_longest_idle();
         }
-        let pool = (self.new_pool)(&[origin]);
+        let pool = (self.new_pool)(&[Chosen::at(origin)]);
         let entry = Entry { pool: Rc::clone(&pool), last_dialled: Cell::new(now) };
         self.pools.borrow_mut().insert(origin, entry);
         pool

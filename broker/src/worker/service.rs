@@ -19,6 +19,7 @@ use crate::config::{self, OpaqueReuse, Protocol, Route};
 use crate::datapath::Datapath;
 use crate::datapath::steering::Steering;
 use crate::net::{Backlog, Listener, Queue, Stream};
+use crate::origin::Chosen;
 use crate::pool::{self, Environment, Pool, Steer, Use};
 use crate::session::{self, Context, Steered, Stop};
 use crate::stats::ServiceRecords;
@@ -74,6 +75,7 @@ impl Service {
                 steering: Arc::clone(steering),
                 worker: place.worker,
                 first_group,
+                places: steering.layout().places(place.service),
                 always: config.steer == config::Steer::Kernel,
             })
         });
@@ -87,16 +89,14 @@ impl Service {
         let new_pool = {
             let (settings, environment) = (config.pool.clone(), environment.clone());
             let records = Arc::clone(&records);
-            move |origins: &[SocketAddr]| {
-                let origins = origins.iter().map(|&o| (o, records.origin(o))).collect();
-                let metrics = Arc::clone(&records.metrics);
-                let environment = environment.clone();
-                let steer = steer.as_ref();
-                Rc::new(Pool::new(settings.clone(), usage, origins, metrics, environment, steer))
+            move |origins: &[Chosen]| {
+                let (settings, records) = (settings.clone(), Arc::clone(&records));
+                let (environment, steer) = (environment.clone(), steer.clone());
+                Rc::new(Pool::new(settings, usage, origins, records, environment, steer))
             }
         };
         let pools = match config.route {
-            Route::Balance => Pools::Balance(new_pool(&config.origins)),
+            Route::Balance => Pools::Balance(new_pool(&[])),
             Route::Dialled { origins_max, origin_idle } => Pools::Dialled(Dialled::new(
                 origins_max,
                 origin_idle,
@@ -273,10 +273,17 @@ impl Service {
         Some(session)
     }
 
+    /// From now on exchanges go to these origins.
+    pub(super) fn set_origins(&self, origins: &[Chosen]) {
+        if let Pools::Balance(pool) = &self.pools {
+            pool.set_origins(origins);
+        }
+    }
+
     /// The programs have said something about a slot.
-    pub(super) fn look_at_slot(self: &Rc<Self>, origin: usize, slot: usize) {
+    pub(super) fn look_at_slot(self: &Rc<Self>, place: usize, slot: usize) {
         let Pools::Balance(pool) = &self.pools else { return };
-        if let Some(steered) = pool.look_at_slot(origin, slot) {
+        if let Some(steered) = pool.look_at_slot(place, slot) {
             self.deal_with(steered);
         }
     }

@@ -96,6 +96,9 @@ pub(super) struct Pool {
     /// socket and so does one beside it. 0 for `route = "dialled"`: an address that somebody
     /// dialled once has not asked for more connections than that.
     pub prewarm: Option<usize>,
+    /// Default 100 per second: a fleet that is replaced at once is warm again within seconds, and
+    /// its handshakes stay far below what any origin's accept queue bears.
+    pub prewarm_rate: Option<u32>,
     /// Default 64: above the concurrency that most workers see per origin, and small beside an
     /// origin's usual limit of connections.
     pub max_idle: Option<usize>,

@@ -46,7 +46,7 @@ impl CounterMaps {
                 no_listener: tally(Tally::NoListener)?,
                 bound_to_device: tally(Tally::BoundToDevice)?,
             },
-            steered: Vec::new(),
+            carried: super::super::Carried::default(),
             steering: SteeringCounters {
                 on: false,
                 off_because: None,

@@ -104,7 +104,7 @@ impl ServiceMaps {
             let route = if let (Some(layout), Some(first)) = (layout, first_group) {
                 Route {
                     first_group: map_index(first),
-                    origins: map_index(layout.origins(position)),
+                    origins: map_index(layout.places(position)),
                     service: service.service,
                     worker: map_index(worker),
                     steer: value.steer,

@@ -7,6 +7,8 @@ use super::check::Checker;
 use crate::config::{Keepalive, PoolConfig, Protocol, Route, Timeouts};
 
 const PREWARM: usize = 2;
+/// More handshakes than any worker can make.
+const PREWARM_RATE_MAX: u32 = 1_000_000;
 /// More sockets than a process can have.
 const SOCKETS_MAX: usize = 1 << 20;
 /// The kernel's own limits, in whole seconds: `MAX_TCP_KEEPIDLE`, `MAX_TCP_KEEPINTVL`,
@@ -71,6 +73,12 @@ pub(super) fn pool(
             "pool.queue_timeout",
             raw.queue_timeout.as_deref(),
             Duration::from_secs(5),
+        ),
+        prewarm_rate: check.number(
+            "pool.prewarm_rate",
+            raw.prewarm_rate,
+            100,
+            1..=PREWARM_RATE_MAX,
         ),
         connect_timeout: check.duration(
             "pool.connect_timeout",

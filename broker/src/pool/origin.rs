@@ -1,0 +1,240 @@
+//! One origin's sockets, and which origins a pool has.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::backoff::Backoff;
+use super::connection::Connection;
+use super::idle::{IdleList, Limits};
+use super::stock::{Steer, Stock};
+use crate::config::PoolConfig;
+use crate::origin::Chosen;
+use crate::stats::{EvictReason, OriginMetrics, ServiceRecords};
+
+/// One origin of a pool.
+pub(super) struct Origin {
+    /// Its number within the pool, for as long as it has sockets there.
+    pub(super) place: usize,
+    pub(super) address: SocketAddr,
+    pub(super) weight: Cell<NonZeroU32>,
+    pub(super) metrics: Arc<OriginMetrics>,
+    pub(super) idle: RefCell<IdleList<Connection>>,
+    /// Sockets that are left to the kernel, if any can be.
+    pub(super) stock: Option<Stock>,
+    /// The kernel must leave idle sockets to those who wait.
+    pub(super) reserved: Cell<bool>,
+    /// It gets no new exchanges; those that are under way are finished.
+    leaving: Cell<bool>,
+    /// Idle and leased sockets, and those left to the kernel.
+    pub(super) open: Cell<usize>,
+    /// Handshakes under way; `slow` of them for longer than [`super::SLOW_DIAL`].
+    pub(super) dialling: Cell<usize>,
+    pub(super) slow: Cell<usize>,
+    pub(super) backoff: RefCell<Backoff>,
+}
+
+impl Origin {
+    /// Sockets with an exchange under way, in the kernel or in the daemon.
+    pub(super) fn active(&self) -> usize {
+        let stock = self.stock.as_ref().map_or(0, Stock::idle);
+        (self.open.get() - self.idle.borrow().len()).saturating_sub(stock)
+    }
+
+    pub(super) fn has_idle(&self) -> bool {
+        !self.idle.borrow().is_empty() || self.stock.as_ref().is_some_and(|s| s.idle() > 0)
+    }
+
+    pub(super) fn add_dialling(&self, n: isize) {
+        self.dialling.set(self.dialling.get().saturating_add_signed(n));
+        self.metrics.dialling.set(self.dialling.get());
+    }
+
+    pub(super) fn publish(&self) {
+        let idle = self.idle.borrow().len();
+        let (shared, held) = self.stock.as_ref().map_or((0, 0), |s| (s.idle(), s.held()));
+        self.metrics.idle.set(idle + shared);
+        self.metrics.active.set(self.active());
+        if let Some(stock) = &self.stock {
+            let leased = (self.open.get() - idle).saturating_sub(held);
+            let eligible = !self.reserved.get() && !self.leaving.get();
+            stock.set_load(leased + self.dialling.get(), eligible);
+        }
+    }
+
+    pub(super) fn sweep(&self, now: Instant) {
+        loop {
+            let expired = self.idle.borrow_mut().take_expired(now);
+            let Some((connection, reason)) = expired else { return };
+            self.close(connection, reason);
+        }
+    }
+
+    pub(super) fn close(&self, connection: Connection, reason: EvictReason) {
+        drop(connection);
+        self.open.set(self.open.get() - 1);
+        self.metrics.evict(reason);
+        self.publish();
+    }
+
+    pub(super) fn count_failed_dial(&self, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => &self.metrics.dial_refused,
+            io::ErrorKind::TimedOut => &self.metrics.dial_timed_out,
+            _ => &self.metrics.dial_failed,
+        }
+        .inc();
+    }
+
+    /// Whether it gets no new exchanges.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.get()
+    }
+
+    /// Closes the idle sockets, the kernel's too.
+    pub(super) fn close_idle(&self, reason: EvictReason) {
+        let idle = self.idle.borrow_mut().remove_if(|_| true);
+        let stock = self.stock.as_ref().map(Stock::take_all).unwrap_or_default();
+        for connection in idle.into_iter().chain(stock) {
+            self.close(connection, reason);
+        }
+    }
+
+    fn set_leaving(&self, leaving: bool) {
+        self.leaving.set(leaving);
+        self.publish();
+    }
+
+    fn set_weight(&self, weight: NonZeroU32) {
+        self.weight.set(weight);
+        if let Some(stock) = &self.stock {
+            stock.set_weight(weight);
+        }
+    }
+}
+
+/// The origins of a pool: those that get exchanges, and those that are leaving.
+pub(super) struct Origins {
+    /// By place. A place is free again once its origin has no sockets left.
+    places: Vec<Option<Rc<Origin>>>,
+    current: Rc<[Rc<Origin>]>,
+    limits: Limits,
+    backoff: Backoff,
+    records: Arc<ServiceRecords>,
+    steer: Option<Steer>,
+}
+
+impl Origins {
+    pub(super) fn new(
+        config: &PoolConfig,
+        records: Arc<ServiceRecords>,
+        steer: Option<Steer>,
+    ) -> Self {
+        Self {
+            places: Vec::new(),
+            current: Rc::default(),
+            limits: Limits {
+                max_idle: config.max_idle,
+                idle_ttl: config.idle_ttl,
+                max_requests: config.max_requests,
+            },
+            backoff: Backoff::new(config.backoff_base, config.backoff_max),
+            records,
+            steer,
+        }
+    }
+
+    /// Those that get exchanges.
+    pub(super) fn current(&self) -> Rc<[Rc<Origin>]> {
+        Rc::clone(&self.current)
+    }
+
+    /// Those that are leaving as well.
+    pub(super) fn all(&self) -> Vec<Rc<Origin>> {
+        self.places.iter().flatten().cloned().collect()
+    }
+
+    /// The origin at a place.
+    pub(super) fn at(&self, place: usize) -> Option<Rc<Origin>> {
+        self.places.get(place)?.clone()
+    }
+
+    /// Puts these in the place of the current ones; gives back those that leave.
+    pub(super) fn replace(&mut self, origins: &[Chosen]) -> Vec<Rc<Origin>> {
+        self.forget_those_that_left();
+        let mut by_address: std::collections::HashMap<_, _> =
+            self.all().into_iter().map(|origin| (origin.address, origin)).collect();
+        let mut current = Vec::with_capacity(origins.len());
+        for chosen in origins {
+            let origin = match by_address.remove(&chosen.address) {
+                Some(known) => known,
+                None => self.add(chosen.address),
+            };
+            origin.set_weight(chosen.weight);
+            origin.set_leaving(false);
+            current.push(origin);
+        }
+        self.current = current.into();
+        self.tell_span();
+        let left: Vec<_> = by_address.into_values().collect();
+        for origin in &left {
+            origin.set_leaving(true);
+        }
+        left
+    }
+
+    fn add(&mut self, address: SocketAddr) -> Rc<Origin> {
+        let place = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        let metrics = self.records.origin(address);
+        let stock = self.steer.as_ref().and_then(|steer| Stock::new(steer, place));
+        metrics.set_group(stock.as_ref().map(Stock::group));
+        let origin = Rc::new(Origin {
+            place,
+            address,
+            weight: Cell::new(NonZeroU32::MIN),
+            metrics,
+            idle: RefCell::new(IdleList::new(self.limits)),
+            stock,
+            reserved: Cell::new(false),
+            leaving: Cell::new(false),
+            open: Cell::new(0),
+            dialling: Cell::new(0),
+            slow: Cell::new(0),
+            backoff: RefCell::new(self.backoff.clone()),
+        });
+        self.places[place] = Some(Rc::clone(&origin));
+        origin
+    }
+
+    /// Forgets those that are leaving and have no sockets left.
+    pub(super) fn forget_those_that_left(&mut self) {
+        for place in &mut self.places {
+            let gone =
+                |o: &mut Rc<Origin>| o.leaving.get() && o.open.get() == 0 && o.dialling.get() == 0;
+            let Some(origin) = place.take_if(gone) else { continue };
+            origin.metrics.set_group(None);
+            if let Some(stock) = &origin.stock {
+                self.records.keep_carried(&origin.metrics, &stock.take_carried());
+            }
+            self.records.forget(origin.address);
+        }
+        while self.places.last().is_some_and(Option::is_none) {
+            self.places.pop();
+        }
+        self.tell_span();
+    }
+
+    /// The kernel looks at no places behind the last one that is taken.
+    fn tell_span(&self) {
+        if let Some(steer) = &self.steer {
+            steer.set_span(self.places.len());
+        }
+    }
+}
