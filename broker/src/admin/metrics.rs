@@ -5,7 +5,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::stats::{OriginTotals, ServiceSnapshot, Snapshot};
+use crate::stats::{MembershipSnapshot, OriginTotals, ServiceSnapshot, Snapshot};
 
 /// Of the text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -102,6 +102,7 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             text.sample(name, &[("service", &service.name), ("reason", reason)], count);
         }
     }
+    members(text, services);
     let by_reason: [(&str, &str, Reasons); 2] = [
         (
             "broker_refusals_total",
@@ -128,6 +129,53 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
                 text.sample(name, &labels, value(service));
             }
         }
+    }
+}
+
+fn members(text: &mut Text, services: &[ServiceSnapshot]) {
+    type Value = fn(&MembershipSnapshot) -> u64;
+    let all = || {
+        let known = |s: &'_ ServiceSnapshot| s.membership.clone().map(|m| (s.name.clone(), m));
+        services.iter().filter_map(known).collect::<Vec<_>>()
+    };
+    let plain: [(&str, &str, &str, Value); 5] = [
+        ("broker_members", "gauge", "Members of the priority level in use.", |m| m.members),
+        ("broker_members_healthy", "gauge", "Members that their source says are healthy.", |m| {
+            m.healthy
+        }),
+        ("broker_members_used", "gauge", "Members that this gateway uses.", |m| m.used),
+        (
+            "broker_members_widened",
+            "gauge",
+            "Members used because others of the subset are not healthy.",
+            |m| m.widened,
+        ),
+        (
+            "broker_membership_changes_total",
+            "counter",
+            "How often the members in use have changed.",
+            |m| m.changes,
+        ),
+    ];
+    for (name, kind, help, value) in plain {
+        text.family(name, kind, help);
+        for (service, membership) in all() {
+            text.sample(name, &[("service", &service)], value(&membership));
+        }
+    }
+    let name = "broker_membership_lists_total";
+    text.family(name, "counter", "Lists that sources of members have sent.");
+    for (service, membership) in all() {
+        for (result, count) in [("accepted", membership.accepted), ("refused", membership.refused)]
+        {
+            let labels = [("service", &*service), ("result", result)];
+            text.sample(name, &labels, count);
+        }
+    }
+    let name = "broker_membership_source_up";
+    text.family(name, "gauge", "1 while nothing is wrong with the source of members.");
+    for (service, membership) in all() {
+        text.sample(name, &[("service", &service)], u8::from(membership.error.is_none()));
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::{Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, rate};
 use crate::stats::{
-    DatapathSnapshot, HostCounters, OriginSnapshot, OriginTotals, ServiceSnapshot, Snapshot,
-    SteeredSnapshot,
+    DatapathSnapshot, HostCounters, MembershipSnapshot, OriginSnapshot, OriginTotals,
+    ServiceSnapshot, Snapshot, SteeredSnapshot,
 };
 
 const BAR_WIDTH: usize = 12;
@@ -120,6 +120,14 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
         out.push_str(INDENT);
         line(&mut out, &style.paint(Paint::Bad, &trouble));
     }
+    if let Some(text) = service.membership.as_ref().and_then(membership) {
+        out.push_str(INDENT);
+        line(&mut out, &style.paint(Paint::Dim, &text));
+    }
+    if let Some(error) = service.membership.as_ref().and_then(|m| m.error.as_deref()) {
+        out.push_str(INDENT);
+        line(&mut out, &style.paint(Paint::Bad, &format!("members: {error}")));
+    }
     let not_steered: Vec<_> = service.not_steered.iter().map(|(why, n)| (&**why, *n)).collect();
     if !not_steered.is_empty() {
         out.push_str(INDENT);
@@ -133,6 +141,28 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
         out.push_str(&origins(service, change).render(style, INDENT));
     }
     out
+}
+
+/// Who the origins are; nothing where the configuration says it.
+fn membership(membership: &MembershipSnapshot) -> Option<String> {
+    let MembershipSnapshot { source, members, healthy, used, widened, .. } = membership;
+    if source == "static" && used == members {
+        return None;
+    }
+    let mut text = format!("{used} of {members} members used, {healthy} healthy");
+    if *widened > 0 {
+        append(&mut text, format_args!(", {widened} in place of others"));
+    }
+    append(&mut text, format_args!(" (from {source}"));
+    if !membership.version.is_empty() {
+        append(&mut text, format_args!(", version {}", membership.version));
+    }
+    append(&mut text, format_args!(", {} changes", count(membership.changes)));
+    if membership.refused > 0 {
+        append(&mut text, format_args!(", {} lists refused", count(membership.refused)));
+    }
+    text.push(')');
+    Some(text)
 }
 
 fn origins(service: &ServiceSnapshot, change: Option<(&Rates, &ServiceSnapshot)>) -> Table {

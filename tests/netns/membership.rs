@@ -1,0 +1,240 @@
+//! Origins that come and go while clients are served: no client notices, and no handshake is wasted.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use broker::clock;
+use harness::load::{self, Mode, Plan, Report};
+use harness::origin::nginx;
+use harness::origin::scripted::{Peer, Scripted};
+use harness::process::Process;
+use harness::{Client, Counters, Daemon, Lab, eventually};
+
+use crate::support::{SOON, addresses, listen};
+
+/// A daemon whose origins are in a file.
+struct Fleet {
+    daemon: Daemon,
+    file: PathBuf,
+    _origins: Vec<Process>,
+    /// The origins' counters before the daemon started.
+    before: Counters,
+    lab: Lab,
+}
+
+/// How clients come to the daemon.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Relay,
+    Kernel,
+}
+
+impl Fleet {
+    /// `count` origins, of which the first `listed` are in the file at the start.
+    fn start(way: Way, count: u8, listed: usize, keys: &str) -> Self {
+        let lab = Lab::new(count).unwrap();
+        let origins = (0..count).map(|i| nginx::origin(&lab, i).unwrap()).collect();
+        let before = lab.origin_counters();
+        let file = lab.directory().join("origins.json");
+        write(&file, &lab.all_origins()[..listed]);
+        let daemon = Daemon::start(&lab, &config(&lab, way, &file, keys)).unwrap();
+        Self { daemon, file, _origins: origins, before, lab }
+    }
+
+    /// Puts another list in the file, and waits until the daemon uses it.
+    fn set(&self, origins: &[SocketAddr]) {
+        let before = self.changes();
+        write(&self.file, origins);
+        eventually(SOON, "the list is used", || {
+            let membership = self.daemon.service().unwrap().membership.unwrap();
+            membership.used == origins.len() as u64 && membership.changes > before
+        });
+    }
+
+    fn changes(&self) -> u64 {
+        self.daemon.service().unwrap().membership.unwrap().changes
+    }
+
+    /// Where clients go.
+    fn targets(&self, way: Way) -> Vec<SocketAddr> {
+        vec![match way {
+            Way::Relay => listen(&self.lab),
+            Way::Kernel => self.lab.vip(),
+        }]
+    }
+
+    /// Handshakes that the daemon has cost the origins, as the kernel counts them.
+    fn handshakes(&self) -> i64 {
+        self.lab.origin_counters().since(&self.before).passive_opens()
+    }
+}
+
+fn config(lab: &Lab, way: Way, file: &Path, keys: &str) -> String {
+    let clients = match way {
+        Way::Relay => format!("listen = [\"{}\"]", listen(lab)),
+        Way::Kernel => format!("intercept = [\"{}\"]\nsteer = \"kernel\"", lab.vip()),
+    };
+    format!(
+        "workers = 2\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\n{clients}\n\
+         [service.discovery]\n{keys}\n[service.discovery.file]\npath = \"{}\"\n\
+         [service.pool]\nprewarm = 2\n",
+        file.display()
+    )
+}
+
+/// Replaces the list as configuration tools do: another reader never sees half of it.
+fn write(file: &Path, origins: &[SocketAddr]) {
+    let next = file.with_extension("next");
+    fs::write(&next, addresses(origins)).unwrap();
+    fs::rename(&next, file).unwrap();
+}
+
+#[track_caller]
+fn assert_clean(report: &Report) {
+    assert_eq!((report.error_count(), report.crosstalk), (0, 0), "{report:?}");
+    assert!(report.requests > 0);
+}
+
+/// Clients that do nothing else until the plan is over.
+fn load(fleet: &Fleet, way: Way, time: Duration) -> (Process, Plan) {
+    let plan = Plan {
+        mode: Mode::OneShotClientCloses,
+        requests: None,
+        duration: Some(time),
+        ..Plan::echo(fleet.targets(way), 8, 0)
+    };
+    (load::start(&fleet.lab, &plan).unwrap(), plan)
+}
+
+#[test]
+fn clients_notice_nothing_of_origins_that_come_and_go() {
+    for way in [Way::Relay, Way::Kernel] {
+        let fleet = Fleet::start(way, 4, 3, "debounce = \"20ms\"");
+        let all = fleet.lab.all_origins();
+        let (process, plan) = load(&fleet, way, Duration::from_secs(4));
+        let until = clock::now() + Duration::from_secs(3);
+        // Each origin leaves and comes back, several times.
+        for round in (0..4).cycle() {
+            let mut now = all.clone();
+            now.remove(round);
+            fleet.set(&now);
+            if clock::now() >= until {
+                break;
+            }
+        }
+        let report = load::finish(process, &plan).unwrap();
+        assert_clean(&report);
+        let service = fleet.daemon.service().unwrap();
+        if matches!(way, Way::Kernel) {
+            assert!(service.steered > 0, "{:?}", service.not_steered);
+        }
+        let totals = service.totals();
+        assert!(totals.evicted.contains_key("origin_removed"), "{totals:?}");
+        // Also what the kernel has carried to origins that have left since.
+        eventually(SOON, "all exchanges are counted", || {
+            fleet.daemon.service().unwrap().exchanges == report.requests
+        });
+    }
+}
+
+#[test]
+fn those_that_stay_keep_their_sockets() {
+    let fleet = Fleet::start(Way::Relay, 3, 3, "debounce = \"20ms\"");
+    let all = fleet.lab.all_origins();
+    let warm = fleet.handshakes();
+    assert_eq!(warm, 2 * 2 * 3, "workers x prewarm x origins");
+    fleet.set(&all[..2]);
+    eventually(SOON, "the one that left has no socket", || {
+        fleet.lab.origin_counters().established() == 2 * 2 * 2
+    });
+    assert_eq!(fleet.handshakes(), warm, "nobody was dialled because somebody left");
+    fleet.set(&all);
+    eventually(SOON, "the one that came back is warm", || {
+        fleet.lab.origin_counters().established() == warm
+    });
+    assert_eq!(fleet.handshakes(), warm + 2 * 2);
+}
+
+#[test]
+fn a_flapping_list_is_not_churn() {
+    for way in [Way::Relay, Way::Kernel] {
+        let fleet = Fleet::start(way, 4, 4, "");
+        let all = fleet.lab.all_origins();
+        let flap = |fleet: &Fleet| {
+            let until = clock::now() + Duration::from_secs(5);
+            for round in 0.. {
+                if clock::now() >= until {
+                    break;
+                }
+                write(&fleet.file, &all[..3 + round % 2]);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        // One origin leaves and comes back: what this costs is the measure.
+        let start = fleet.handshakes();
+        fleet.set(&all[..3]);
+        fleet.set(&all);
+        eventually(SOON, "all are warm again", || {
+            fleet.lab.origin_counters().established() >= 2 * 2 * 4
+        });
+        let single = fleet.handshakes() - start;
+        assert_eq!(single, 2 * 2, "prewarm for each worker");
+
+        let (process, plan) = load(&fleet, way, Duration::from_secs(6));
+        // What the load itself wants.
+        eventually(SOON, "the load runs", || fleet.daemon.service().unwrap().exchanges > 1000);
+        let start = fleet.handshakes();
+        flap(&fleet);
+        let flapping = fleet.handshakes() - start;
+        assert_clean(&load::finish(process, &plan).unwrap());
+        assert!(flapping <= 2 * single, "{flapping} handshakes, {single} for one change");
+    }
+}
+
+#[test]
+fn a_list_that_cannot_be_used_changes_nothing() {
+    let fleet = Fleet::start(Way::Relay, 1, 1, "debounce = \"20ms\"");
+    fs::write(&fleet.file, "[\"10.0.0.1\"]").unwrap();
+    eventually(SOON, "the list is refused", || {
+        let membership = fleet.daemon.service().unwrap().membership.unwrap();
+        membership.refused == 1 && membership.error.is_some_and(|e| e.contains("ADDRESS:PORT"))
+    });
+    assert_eq!(get(&fleet).status, 200);
+    // An empty one is more likely a mistake than the truth.
+    write(&fleet.file, &[]);
+    eventually(SOON, "the list is read", || {
+        fleet.daemon.service().unwrap().membership.unwrap().error.is_none()
+    });
+    assert_eq!(get(&fleet).status, 200);
+}
+
+#[test]
+fn an_empty_list_means_what_the_operator_says() {
+    let fleet = Fleet::start(Way::Relay, 1, 1, "debounce = \"20ms\"\non_empty = \"apply\"");
+    fleet.set(&[]);
+    let refused = get(&fleet);
+    assert_eq!(refused.status, 503);
+    assert!(refused.head.contains("x-broker-unavailable: no_origins"), "{}", refused.head);
+    fleet.set(&fleet.lab.all_origins());
+    assert_eq!(get(&fleet).status, 200);
+}
+
+#[test]
+fn clients_are_refused_until_there_is_a_list() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = Scripted::start(&lab.origins, lab.origin(0), Peer::serve).unwrap();
+    let file = lab.directory().join("late.json");
+    let daemon = Daemon::start(&lab, &config(&lab, Way::Relay, &file, "")).unwrap();
+    let ask = || Client::get_once(&lab.host, listen(&lab), "/").unwrap();
+    assert_eq!(ask().status, 503);
+    write(&file, &lab.all_origins());
+    eventually(SOON, "the late list is used", || ask().status == 200);
+    assert!(daemon.log().contains("no list of origins"), "{}", daemon.log());
+}
+
+#[track_caller]
+fn get(fleet: &Fleet) -> harness::client::Response {
+    Client::get_once(&fleet.lab.host, listen(&fleet.lab), "/echo?x").unwrap()
+}
