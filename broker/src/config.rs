@@ -60,6 +60,8 @@ pub struct Service {
     pub discovery: Option<discovery::Discovery>,
     /// Pool settings, per worker and origin.
     pub pool: PoolConfig,
+    /// What there may be of everything, of all workers together.
+    pub limits: Limits,
     /// Time limits of clients and exchanges.
     pub timeouts: Timeouts,
 }
@@ -168,10 +170,6 @@ pub struct PoolConfig {
     pub max_lifetime: Duration,
     /// A socket that served this many exchanges is not used again.
     pub max_requests: u64,
-    /// Most open sockets (idle and leased); further exchanges wait.
-    pub max_connections: usize,
-    /// Most exchanges waiting for a socket, per worker and service; more are refused.
-    pub max_waiting: usize,
     /// Longest wait for a socket.
     pub queue_timeout: Duration,
     /// Sockets per second that are opened for origins that have come later, until each has
@@ -188,6 +186,20 @@ pub struct PoolConfig {
     pub backoff_max: Duration,
     /// TCP keepalive of origin sockets; `None` turns it off.
     pub keepalive: Option<Keepalive>,
+}
+
+/// How much of everything a service may have, all workers together. The names, and most defaults,
+/// are those of Envoy's circuit breakers (`config.cluster.v3.CircuitBreakers`).
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Most connections to origins: being dialled, idle and in use. Further exchanges wait.
+    pub max_connections: usize,
+    /// The same for each origin; `None` for no limit of its own.
+    pub max_connections_per_origin: Option<usize>,
+    /// Most exchanges (opaque: clients) waiting for a connection; more are refused.
+    pub max_pending: usize,
+    /// Most exchanges under way; more are refused. Only http1 has exchanges.
+    pub max_requests: usize,
 }
 
 /// TCP keepalive, see `tcp(7)`.

@@ -24,6 +24,7 @@ use crate::datapath::kernel::{self, Kernel, KernelLog};
 use crate::datapath::steering::{Carried, Layout};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
 use crate::net;
+use crate::pool::budget::Budget;
 use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
 use crate::worker::{Shared, Stage, Worker};
 
@@ -44,6 +45,11 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         shared: Shared {
             registry: Arc::new(Registry::new(&config)),
             origins: origins.subscribe(),
+            budgets: config
+                .services
+                .iter()
+                .map(|service| Arc::new(Budget::new(&service.limits, config.workers.get())))
+                .collect(),
             config: Arc::clone(&config),
             datapath,
         },
@@ -202,6 +208,7 @@ impl admin::Source for Control {
         let mut services = self.shared.registry.services(carried);
         for (position, service) in services.iter_mut().enumerate() {
             service.membership = self.origins.snapshot(position);
+            service.limits = self.shared.budgets[position].snapshot();
         }
         Snapshot::assemble(process, services, kernel, host)
     }

@@ -8,6 +8,7 @@
 //! Everything here belongs to one worker: no locks, and no worker touches another's pool.
 
 pub mod backoff;
+pub mod budget;
 pub mod idle;
 
 mod connection;
@@ -33,6 +34,7 @@ use tokio::task::AbortHandle;
 pub use lease::Lease;
 pub use stock::{Steer, TakenOver};
 
+use self::budget::{Budget, PendingPermit};
 use self::connection::{Connection, IdleEvents};
 use self::idle::Life;
 use self::origin::{Origin, Origins};
@@ -56,8 +58,10 @@ const DIAL_AFTER: Duration = Duration::from_millis(2);
 /// Why a checkout gave no socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// `max_waiting` exchanges wait already.
+    /// `max_pending` exchanges wait already.
     QueueFull,
+    /// `max_requests` exchanges are under way already.
+    TooManyRequests,
     /// No socket became free within `queue_timeout`.
     QueueTimeout,
     /// No origin accepted a connection.
@@ -83,6 +87,8 @@ pub struct Environment {
     pub datapath: Arc<dyn Datapath>,
     /// The worker's own generator.
     pub rng: Rc<RefCell<StdRng>>,
+    /// The worker.
+    pub worker: usize,
 }
 
 /// A pool; dropping it closes its idle sockets.
@@ -95,6 +101,7 @@ struct Shared {
     config: PoolConfig,
     usage: Use,
     environment: Environment,
+    budget: Arc<Budget>,
     metrics: Arc<ServiceMetrics>,
     origins: RefCell<Origins>,
     pace: Cell<Pace>,
@@ -111,25 +118,27 @@ struct Shared {
 
 struct Waiter {
     id: u64,
+    _pending: PendingPermit,
     since: Instant,
     hand_over: oneshot::Sender<Result<Lease, Refusal>>,
 }
 
 impl Pool {
-    /// A pool for `origins`; with `steer`, the kernel may use its sockets as well. Must be called
-    /// where local tasks can be spawned.
+    /// A pool without origins yet; with `steer`, the kernel may use its sockets as well. Must be
+    /// called where local tasks can be spawned.
     #[must_use]
     pub fn new(
         config: PoolConfig,
         usage: Use,
-        origins: &[Chosen],
+        budget: Arc<Budget>,
         records: Arc<ServiceRecords>,
         environment: Environment,
         steer: Option<Steer>,
     ) -> Self {
         let shared = Rc::new(Shared {
             metrics: Arc::clone(&records.metrics),
-            origins: RefCell::new(Origins::new(&config, records, steer)),
+            origins: RefCell::new(Origins::new(&config, &budget, records, steer)),
+            budget,
             config,
             usage,
             environment,
@@ -141,12 +150,13 @@ impl Pool {
             look_arranged: Cell::new(false),
             reserved: Cell::new(false),
         });
-        shared.origins.borrow_mut().replace(origins);
         let pool = Rc::clone(&shared);
         let watcher = tokio::task::spawn_local(async move {
             loop {
-                pool.events.wait().await;
-                pool.look_at_idle();
+                tokio::select! {
+                    () = pool.events.wait() => pool.look_at_idle(),
+                    () = pool.budget.called(pool.environment.worker) => pool.look_at_budget(),
+                }
             }
         });
         Self { shared, watcher: watcher.abort_handle() }
@@ -175,6 +185,15 @@ impl Pool {
     ///
     /// Dropping the future gives up the place in the queue.
     pub async fn checkout(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
+        let mut lease = self.socket(avoid).await?;
+        if self.shared.usage == Use::Reused && !lease.count_request(&self.shared.budget) {
+            self.shared.metrics.request_overflow.inc();
+            return Err(Refusal::TooManyRequests);
+        }
+        Ok(lease)
+    }
+
+    async fn socket(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
         let shared = &self.shared;
         if shared.current().is_empty() {
             shared.metrics.unreachable.inc();
@@ -269,8 +288,9 @@ impl Pool {
     #[must_use]
     pub fn is_warm(&self) -> bool {
         let warm = self.shared.current().iter().all(|origin| {
-            self.shared.missing(origin) == 0 && origin.dialling.get() == 0
-                || origin.backoff.borrow().is_failing()
+            let missing =
+                self.shared.missing(origin) > 0 && self.shared.budget.has_early_room(&origin.host);
+            !missing && origin.dialling.get() == 0 || origin.backoff.borrow().is_failing()
         });
         if warm {
             self.shared.pace.set(self.shared.pace.get().limited(clock::now()));
@@ -308,6 +328,7 @@ impl Pool {
 }
 
 /// What a pool tells of exchanges that the kernel carried.
+#[allow(clippy::large_enum_variant, reason = "moved once, and most of them are of the large kind")]
 pub enum Steered {
     /// The daemon goes on with this one.
     TakeOver(Lease, TakenOver),
@@ -323,6 +344,7 @@ impl Drop for Pool {
         self.watcher.abort();
         self.close(self.shared.closing.get().unwrap_or(EvictReason::OriginRemoved));
         self.shared.waiters.borrow_mut().clear();
+        self.shared.want();
     }
 }
 
@@ -339,6 +361,7 @@ impl Drop for Place {
         self.shared.metrics.waiting.set(waiters.len());
         drop(waiters);
         self.shared.reserve();
+        self.shared.want();
     }
 }
 
@@ -352,14 +375,14 @@ impl Shared {
     }
 
     fn enqueue(self: &Rc<Self>) -> Result<(Place, HandedOver), Refusal> {
-        let mut waiters = self.waiters.borrow_mut();
-        if waiters.len() >= self.config.max_waiting {
+        let Some(pending) = self.budget.wait() else {
             self.metrics.queue_overflow.inc();
             return Err(Refusal::QueueFull);
-        }
+        };
+        let mut waiters = self.waiters.borrow_mut();
         let id = self.id();
         let (hand_over, handed_over) = oneshot::channel();
-        waiters.push_back(Waiter { id, since: clock::now(), hand_over });
+        waiters.push_back(Waiter { id, _pending: pending, since: clock::now(), hand_over });
         self.metrics.waiting.set(waiters.len());
         Ok((Place { shared: Rc::clone(self), id }, handed_over))
     }
@@ -371,7 +394,7 @@ impl Shared {
             if !picked.has_idle() {
                 // An origin without any socket gets one in the background, so that it takes part
                 // again; nobody waits for that while another origin is warm.
-                self.dial(&picked);
+                self.dial(&picked, true);
                 picked = self.pick(avoid, Origin::has_idle)?;
             }
             let taken = picked.idle.borrow_mut().take(now).map(|(connection, _)| connection);
@@ -442,13 +465,15 @@ impl Shared {
         let backoff = origin.backoff.borrow();
         // One probe at a time for an origin that last failed.
         let dials_max = if backoff.is_failing() { 1 } else { self.config.max_dials };
-        backoff.permits(now)
-            && origin.dialling.get() < dials_max
-            && origin.open.get() + origin.dialling.get() < self.config.max_connections
+        backoff.permits(now) && origin.dialling.get() < dials_max
+    }
+
+    fn can_dial(&self, origin: &Origin, now: Instant) -> bool {
+        self.may_dial(origin, now) && self.budget.has_room(&origin.host)
     }
 
     fn is_cold(&self, origin: &Origin, now: Instant) -> bool {
-        origin.open.get() == 0 && origin.dialling.get() == 0 && self.may_dial(origin, now)
+        origin.open.get() == 0 && origin.dialling.get() == 0 && self.can_dial(origin, now)
     }
 
     /// Starts a dial for each waiter that has no hope yet.
@@ -458,9 +483,69 @@ impl Shared {
         let fresh = || origins.iter().map(|o| o.dialling.get() - o.slow.get()).sum::<usize>();
         self.serve_from_stock(now);
         while fresh() < self.impatient(now) {
-            let Some(origin) = self.pick(avoid, |o| self.may_dial(o, now)) else { break };
-            self.dial(&origin);
+            let room = self.pick(avoid, |o| self.can_dial(o, now));
+            let Some(origin) = room.or_else(|| self.pick(avoid, |o| self.may_dial(o, now))) else {
+                break;
+            };
+            if !self.dial(&origin, false) && !self.make_room() {
+                break;
+            }
         }
+        self.want();
+    }
+
+    /// Closes an idle connection that those who wait cannot use, so that another can be opened.
+    fn make_room(&self) -> bool {
+        let Some((connection, origin)) = self.take_idle() else { return false };
+        origin.close(connection, EvictReason::MadeRoom);
+        true
+    }
+
+    /// Takes an idle connection whose end makes room for another one.
+    fn take_idle(&self) -> Option<(Connection, Rc<Origin>)> {
+        let any = self.budget.connections.is_full();
+        let origins = self.current();
+        let mut in_the_way = origins.iter().filter(|origin| any || !origin.host.has_room());
+        in_the_way.find_map(|origin| Some((origin.take_idle()?, Rc::clone(origin))))
+    }
+
+    /// Says how many connections the others have to give up for those who wait here.
+    fn want(&self) {
+        let waiters = self.waiters.borrow();
+        let dialling: usize = self.current().iter().map(|o| o.dialling.get()).sum();
+        let since = waiters.front().map_or_else(clock::now, |first| first.since);
+        // Whose origins cannot be dialled now is not helped by what others give up.
+        let (now, origins) = (clock::now(), self.current());
+        let helped = origins.iter().any(|o| self.may_dial(o, now))
+            && !origins.iter().any(|o| self.can_dial(o, now));
+        let wanted = if helped { waiters.len().saturating_sub(dialling) } else { 0 };
+        self.budget.want(self.environment.worker, wanted, since);
+    }
+
+    /// Others have given up connections, or want some.
+    fn look_at_budget(self: &Rc<Self>) {
+        while self.waiters.borrow().is_empty()
+            && self.budget.others_want(self.environment.worker)
+            && let Some((connection, origin)) = self.take_idle()
+        {
+            if !self.budget.promise(self.environment.worker) {
+                self.offer(&origin, connection);
+                break;
+            }
+            origin.close(connection, EvictReason::MadeRoom);
+        }
+        self.dial_for_waiters(None);
+    }
+
+    /// Whether a connection that comes back is to be given up for another worker's exchanges.
+    fn gives_way(&self) -> bool {
+        let worker = self.environment.worker;
+        if !self.budget.others_want(worker) {
+            return false;
+        }
+        let ours = self.waiters.borrow().front().map(|first| first.since);
+        ours.is_none_or(|since| self.budget.others_go_first(worker, since))
+            && self.budget.promise(worker)
     }
 
     /// Those who wait and cannot be helped by a dial come before whoever the kernel serves next.
@@ -469,7 +554,7 @@ impl Shared {
         let origins = self.current();
         let reserved = self.closing.get().is_some()
             || !self.waiters.borrow().is_empty()
-                && !origins.iter().any(|o| o.dialling.get() > 0 || self.may_dial(o, now));
+                && !origins.iter().any(|o| o.dialling.get() > 0 || self.can_dial(o, now));
         if self.reserved.replace(reserved) != reserved {
             for origin in &*origins {
                 origin.reserved.set(reserved);
@@ -527,16 +612,21 @@ impl Shared {
         let mut pace = self.pace.get();
         for origin in &*self.current() {
             for _ in 0..self.missing(origin) {
-                if !self.may_dial(origin, now) || !pace.permits(self.config.prewarm_rate, now) {
+                if !self.may_dial(origin, now)
+                    || !pace.permits(self.config.prewarm_rate, now)
+                    || !self.dial(origin, true)
+                {
                     break;
                 }
-                self.dial(origin);
             }
         }
         self.pace.set(pace);
     }
 
-    fn dial(self: &Rc<Self>, origin: &Rc<Origin>) {
+    /// Starts a dial. `early` means that nobody waits for it. `false` if the limits of connections
+    /// are reached.
+    fn dial(self: &Rc<Self>, origin: &Rc<Origin>, early: bool) -> bool {
+        let Some(permit) = self.budget.connect(&origin.host, early) else { return false };
         let (shared, origin) = (Rc::clone(self), Rc::clone(origin));
         origin.add_dialling(1);
         tokio::task::spawn_local(async move {
@@ -574,15 +664,17 @@ impl Shared {
                     let spread = shared.environment.rng.borrow_mut().random_range(0.9..=1.0);
                     let ends = now + config.max_lifetime.mul_f64(spread);
                     let life = Life { ends, exchanges: 0, origin_idle: None };
-                    let id = shared.id();
-                    shared.offer(
-                        &origin,
-                        Connection::new(stream, id, origin.place, life, &shared.events),
-                    );
+                    let place = (origin.place, shared.id());
+                    let connection = Connection::new(stream, permit, place, life, &shared.events);
+                    shared.offer(&origin, connection);
                 }
-                Err(error) => shared.dial_failed(&origin, &error),
+                Err(error) => {
+                    drop(permit);
+                    shared.dial_failed(&origin, &error);
+                }
             }
         });
+        true
     }
 
     fn dial_failed(self: &Rc<Self>, origin: &Rc<Origin>, error: &io::Error) {
@@ -624,6 +716,9 @@ impl Shared {
         if let Err(reason) = admitted {
             origin.close(connection, reason);
             return self.dial_for_waiters(None);
+        }
+        if self.gives_way() {
+            return origin.close(connection, EvictReason::MadeRoom);
         }
         if !self.waiters.borrow().is_empty() {
             match self.lease_if_clean(origin, connection) {

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub use histogram::Histogram;
 pub use registry::{Registry, ServiceRecords};
 pub use snapshot::{
-    DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, HostCounters, MembershipSnapshot,
-    OriginSnapshot, OriginTotals, Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot,
-    SnapshotError, SteeredSnapshot,
+    DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, HostCounters, LimitSnapshot,
+    MembershipSnapshot, OriginSnapshot, OriginTotals, Process, SNAPSHOT_VERSION, ServiceSnapshot,
+    Snapshot, SnapshotError, SteeredSnapshot,
 };
 
 use crate::boundary::CloseReason;
@@ -73,6 +73,8 @@ pub enum EvictReason {
     Requests,
     /// More idle sockets than `max_idle`.
     IdleOverflow,
+    /// Idle, while the limit of connections kept another from being opened.
+    MadeRoom,
     /// The origin left the service, or was forgotten.
     OriginRemoved,
     /// The daemon is stopping.
@@ -83,13 +85,14 @@ pub enum EvictReason {
 
 impl EvictReason {
     /// Every reason, in the order of [`EvictReason::index`].
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::IdleClosed,
         Self::IdleBytes,
         Self::IdleTtl,
         Self::Lifetime,
         Self::Requests,
         Self::IdleOverflow,
+        Self::MadeRoom,
         Self::OriginRemoved,
         Self::Drain,
         Self::Exchange(CloseReason::OriginPersistence),
@@ -117,6 +120,7 @@ impl EvictReason {
             Self::Lifetime => "lifetime",
             Self::Requests => "requests",
             Self::IdleOverflow => "idle_overflow",
+            Self::MadeRoom => "made_room",
             Self::OriginRemoved => "origin_removed",
             Self::Drain => "drain",
             Self::Exchange(reason) => match reason {
@@ -219,6 +223,8 @@ pub struct ServiceMetrics {
     pub waiting: Gauge,
     /// Exchanges refused because too many were waiting already.
     pub queue_overflow: Counter,
+    /// Exchanges refused because too many were under way already.
+    pub request_overflow: Counter,
     /// Exchanges refused after `queue_timeout`.
     pub queue_timed_out: Counter,
     /// Exchanges refused because no origin could be reached.

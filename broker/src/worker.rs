@@ -30,6 +30,7 @@ use crate::datapath::{Datapath, ListenerSet, WorkerListeners, steering};
 use crate::net::{self, Backlog, Listener};
 use crate::origin::Chosen;
 use crate::pool::Environment;
+use crate::pool::budget::Budget;
 use crate::session::Stop;
 use crate::stats::Registry;
 
@@ -48,6 +49,8 @@ pub struct Shared {
     pub datapath: Arc<dyn Datapath>,
     /// Where metrics are left.
     pub registry: Arc<Registry>,
+    /// What each service may have, in the order of the configuration.
+    pub budgets: Arc<[Arc<Budget>]>,
     /// The origins of each service, in the order of the configuration.
     pub origins: Vec<watch::Receiver<Arc<[Chosen]>>>,
 }
@@ -114,12 +117,15 @@ async fn run(
     mut stage: watch::Receiver<Stage>,
     report: oneshot::Sender<Vec<WorkerListeners>>,
 ) -> anyhow::Result<()> {
-    let environment = Environment {
-        datapath: Arc::clone(&shared.datapath),
-        rng: Rc::new(RefCell::new(StdRng::try_from_rng(&mut SysRng)?)),
+    let common = Common {
+        environment: Environment {
+            datapath: Arc::clone(&shared.datapath),
+            rng: Rc::new(RefCell::new(StdRng::try_from_rng(&mut SysRng)?)),
+            worker: index,
+        },
+        buffers: Buffers::default(),
+        stop: Rc::default(),
     };
-    let buffers = Buffers::default();
-    let stop = Rc::new(Stop::default());
     let mut services = Vec::new();
     let mut listening = Vec::new();
     let mut reports = Vec::new();
@@ -132,9 +138,8 @@ async fn run(
             service,
             Place { service: position, worker: index },
             records,
-            &environment,
-            &buffers,
-            Rc::clone(&stop),
+            &shared.budgets[position],
+            &common,
             bound.steered,
         ));
         reports.push(bound.report);
@@ -194,7 +199,7 @@ async fn run(
         }
     }
     steering.tick();
-    stop.raise();
+    common.stop.raise();
     for service in &services {
         service.drain();
     }
@@ -203,6 +208,13 @@ async fn run(
         steering.tick();
     }
     Ok(())
+}
+
+/// What the services of a worker have in common.
+struct Common {
+    environment: Environment,
+    buffers: Buffers,
+    stop: Rc<Stop>,
 }
 
 /// Where a service's part in a worker stands in the whole.

@@ -17,8 +17,8 @@ use crate::text;
 const ORIGINS: u8 = 4;
 /// Event loops of the daemon.
 const WORKERS: u64 = 2;
-/// Most sockets that one worker opens to one origin.
-const SOCKETS_MAX: u64 = 8;
+/// Most sockets to one origin.
+const SOCKETS_MAX: u64 = 16;
 
 /// Options of `demo`.
 #[derive(Clone, Debug, Args)]
@@ -118,7 +118,9 @@ origins = {:?}
 
 [service.pool]
 prewarm = 2
-max_connections = {SOCKETS_MAX}
+
+[service.limits]
+max_connections_per_origin = {SOCKETS_MAX}
 "#,
         lab.clients_cgroup.path(),
         lab.all_origins().iter().map(ToString::to_string).collect::<Vec<_>>(),

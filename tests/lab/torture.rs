@@ -190,6 +190,7 @@ fn carry_out(lab: &Lab, plan: &Plan, progress: &mut Progress) -> Result<Report> 
 struct Named {
     name: &'static str,
     service: Service,
+    /// Keys of its pool, and what follows them.
     pool: &'static str,
 }
 
@@ -198,9 +199,13 @@ fn services(lab: &Lab) -> Vec<Named> {
     let v4 = |range: std::ops::Range<u8>| range.map(|i| lab.origin(i)).collect::<Vec<_>>();
     let v6 = (0..2).map(|i| (lab.origin_ip6(i), 80).into()).collect();
     [
-        ("tight", v4(0..2), "prewarm = 1\nmax_connections = 3\nqueue_timeout = \"15s\""),
+        (
+            "tight",
+            v4(0..2),
+            "prewarm = 1\nqueue_timeout = \"15s\"\n[service.limits]\nmax_connections = 8",
+        ),
         ("roomy", v4(2..4), "prewarm = 2"),
-        ("six", v6, "prewarm = 1\nmax_connections = 8\nqueue_timeout = \"15s\""),
+        ("six", v6, "prewarm = 1\nqueue_timeout = \"15s\"\n[service.limits]\nmax_connections = 24"),
     ]
     .into_iter()
     .map(|(name, origins, pool)| Named {

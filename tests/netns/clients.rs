@@ -84,7 +84,8 @@ fn a_client_that_leaves_in_the_middle_of_a_body_does_no_harm() {
 fn a_client_that_never_reads_does_not_keep_its_lease() {
     let setup = Service {
         timeouts: "client_stall = \"300ms\"",
-        pool: "prewarm = 0\nmax_connections = 1\nqueue_timeout = \"5s\"",
+        pool: "prewarm = 0\nqueue_timeout = \"5s\"",
+        limits: "max_connections = 1",
         ..Service::default()
     }
     .start(|peer| {
@@ -351,17 +352,14 @@ fn an_idle_client_is_closed_in_time() {
 
 #[test]
 fn cancelled_clients_leave_no_slot_taken() {
-    let setup = Service {
-        pool: "prewarm = 0\nmax_connections = 2\nmax_waiting = 64",
-        ..Service::default()
-    }
-    .start(|peer| {
-        while let Some(request) = peer.request()? {
-            std::thread::sleep(Duration::from_millis(5));
-            peer.respond(format!("{} {}", peer.index(), request.target()))?;
-        }
-        Ok(())
-    });
+    let setup = Service { limits: "max_connections = 2\nmax_pending = 64", ..Service::default() }
+        .start(|peer| {
+            while let Some(request) = peer.request()? {
+                std::thread::sleep(Duration::from_millis(5));
+                peer.respond(format!("{} {}", peer.index(), request.target()))?;
+            }
+            Ok(())
+        });
     // Leave at every stage: before, while and after connecting to the origin, waiting, sending,
     // receiving. Where exactly is left to chance, many times over.
     for turn in 0..300_u64 {

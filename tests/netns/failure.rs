@@ -153,7 +153,8 @@ fn a_response_cut_short_reaches_the_client_as_cut_short() {
 #[test]
 fn a_full_queue_refuses_and_says_so() {
     let setup = Service {
-        pool: "prewarm = 0\nmax_connections = 1\nmax_waiting = 1\nqueue_timeout = \"300ms\"",
+        pool: "prewarm = 0\nqueue_timeout = \"300ms\"",
+        limits: "max_connections = 1\nmax_pending = 1",
         ..Service::default()
     }
     .start(|peer| {

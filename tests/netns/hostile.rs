@@ -12,7 +12,8 @@ use nix::sys::signal::Signal;
 
 use crate::support::{SOON, Service, Setup};
 
-const ONE_SOCKET: &str = "prewarm = 0\nmax_connections = 1\nqueue_timeout = \"2s\"";
+const SHORT_QUEUE: &str = "prewarm = 0\nqueue_timeout = \"2s\"";
+const ONE_SOCKET: &str = "max_connections = 1";
 const SHORT_STALL: &str = "client_stall = \"300ms\"";
 const UPGRADE: &str =
     "GET /tunnel HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n";
@@ -361,7 +362,8 @@ fn a_client_that_listens_in_the_middle_of_its_upload_does_not_stall() {
 
 #[test]
 fn an_empty_line_before_a_request_is_ignored() {
-    let setup = Service { pool: ONE_SOCKET, ..Service::default() }.start(Peer::serve);
+    let setup =
+        Service { pool: SHORT_QUEUE, limits: ONE_SOCKET, ..Service::default() }.start(Peer::serve);
     let mut client = setup.client();
     client.send("\r\nGET /first HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
     assert_eq!(client.response().unwrap().text(), "0 /first");
@@ -375,7 +377,8 @@ fn an_empty_line_before_a_request_is_ignored() {
 
 #[test]
 fn a_client_that_sends_only_empty_lines_holds_no_socket() {
-    let setup = Service { pool: ONE_SOCKET, ..Service::default() }.start(Peer::serve);
+    let setup =
+        Service { pool: SHORT_QUEUE, limits: ONE_SOCKET, ..Service::default() }.start(Peer::serve);
     let mut empty = setup.client();
     empty.send("\r\n").unwrap();
     // It would wait in vain for the only socket.

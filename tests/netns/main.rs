@@ -17,6 +17,7 @@ mod hostile;
 mod idle;
 mod intercept;
 mod kernel;
+mod limits;
 mod membership;
 mod sharing;
 mod steer;

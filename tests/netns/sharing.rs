@@ -8,15 +8,25 @@ use harness::{Daemon, Lab, eventually};
 
 use crate::support::{SOON, Service, listen};
 
-const TWO_PER_WORKER: &str = "prewarm = 2\nmax_idle = 2\nmax_connections = 2\n\
-                              max_waiting = 4096\nqueue_timeout = \"10s\"";
+/// Two for each worker and origin.
+const PREWARMED: Service<'_> = Service { pool: "prewarm = 2", limits: "", ..SIXTEEN };
+
+/// Sixteen sockets, whoever comes.
+const SIXTEEN: Service<'_> = Service {
+    daemon: "",
+    keys: "protocol = \"http1\"",
+    pool: "prewarm = 2\nmax_idle = 2\nqueue_timeout = \"10s\"",
+    limits: "max_connections = 16\nmax_pending = 4096",
+    timeouts: "",
+    workers: 2,
+};
 
 /// A lab with nginx origins and a two-worker daemon in front of them.
 macro_rules! nginx_lab {
-    ($origins:expr, $pool:expr, $lab:ident, $servers:ident, $daemon:ident) => {
+    ($origins:expr, $service:expr, $lab:ident, $servers:ident, $daemon:ident) => {
         let $lab = Lab::new($origins).unwrap();
         let $servers: Vec<_> = (0..$origins).map(|i| nginx::origin(&$lab, i).unwrap()).collect();
-        let service = Service { pool: $pool, workers: 2, ..Service::default() };
+        let service: Service<'_> = $service;
         #[allow(unused_mut, reason = "some tests ask for the process, which needs it")]
         let mut $daemon = Daemon::start(&$lab, &service.render(&$lab)).unwrap();
     };
@@ -24,7 +34,7 @@ macro_rules! nginx_lab {
 
 #[test]
 fn the_first_request_needs_no_handshake() {
-    nginx_lab!(4, "prewarm = 2", lab, _servers, daemon);
+    nginx_lab!(4, PREWARMED, lab, _servers, daemon);
     let (before, created) = (lab.origin_counters(), daemon.totals().unwrap().created);
     let plan = Plan::echo(vec![listen(&lab)], 1, 1);
     let report = load::run(&lab, &plan).unwrap();
@@ -35,7 +45,8 @@ fn the_first_request_needs_no_handshake() {
 
 #[test]
 fn warm_sockets_are_ready_when_the_daemon_says_so() {
-    nginx_lab!(2, "prewarm = 3", lab, _servers, daemon);
+    let prewarmed = Service { pool: "prewarm = 3", ..PREWARMED };
+    nginx_lab!(2, prewarmed, lab, _servers, daemon);
     // Two workers, two origins, three each.
     assert_eq!(daemon.totals().unwrap().idle, 12);
     eventually(SOON, "the origins see them", || lab.origin_counters().established() == 12);
@@ -43,7 +54,7 @@ fn warm_sockets_are_ready_when_the_daemon_says_so() {
 
 #[test]
 fn many_keep_alive_clients_share_sixteen_sockets() {
-    nginx_lab!(4, TWO_PER_WORKER, lab, _servers, daemon);
+    nginx_lab!(4, SIXTEEN, lab, _servers, daemon);
     let before = lab.origin_counters();
     let plan = Plan { mode: Mode::KeepAlive, ..Plan::echo(vec![listen(&lab)], 256, 10_000) };
     let report = load::run(&lab, &plan).unwrap();
@@ -65,7 +76,7 @@ fn many_keep_alive_clients_share_sixteen_sockets() {
 
 #[test]
 fn one_shot_clients_cost_no_more_than_the_pool() {
-    nginx_lab!(4, TWO_PER_WORKER, lab, _servers, daemon);
+    nginx_lab!(4, SIXTEEN, lab, _servers, daemon);
     let before = lab.origin_counters();
     let plan = Plan::echo(vec![listen(&lab)], 1, 20_000);
     let report = load::run(&lab, &plan).unwrap();
@@ -80,7 +91,7 @@ fn one_shot_clients_cost_no_more_than_the_pool() {
 
 #[test]
 fn large_bodies_arrive_whole_for_many_clients() {
-    nginx_lab!(2, TWO_PER_WORKER, lab, _servers, daemon);
+    nginx_lab!(2, SIXTEEN, lab, _servers, daemon);
     for (path, length) in nginx::FILES {
         for mode in [Mode::OneShot, Mode::OneShotClientCloses, Mode::KeepAlive] {
             let plan = Plan {
@@ -103,15 +114,16 @@ fn large_bodies_arrive_whole_for_many_clients() {
 
 #[test]
 fn a_cold_burst_keeps_to_the_cap_on_dials() {
-    let pool = "prewarm = 0\nmax_dials = 3\nmax_connections = 64";
-    let setup = Service { pool, ..Service::default() }.start(|peer| {
-        while let Some(request) = peer.request()? {
-            // The clients that came later must not find this socket free.
-            std::thread::sleep(Duration::from_millis(50));
-            peer.respond(format!("{} {}", peer.index(), request.target()))?;
-        }
-        Ok(())
-    });
+    let pool = "prewarm = 0\nmax_dials = 3";
+    let setup =
+        Service { pool, limits: "max_connections = 64", ..Service::default() }.start(|peer| {
+            while let Some(request) = peer.request()? {
+                // The clients that came later must not find this socket free.
+                std::thread::sleep(Duration::from_millis(50));
+                peer.respond(format!("{} {}", peer.index(), request.target()))?;
+            }
+            Ok(())
+        });
     let mut clients: Vec<_> = (0..100).map(|_| setup.client()).collect();
     for client in &mut clients {
         client.send("GET /x HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
@@ -124,7 +136,8 @@ fn a_cold_burst_keeps_to_the_cap_on_dials() {
 
 #[test]
 fn real_clients_work_unchanged() {
-    nginx_lab!(2, "prewarm = 1", lab, _servers, daemon);
+    let prewarmed = Service { pool: "prewarm = 1", ..PREWARMED };
+    nginx_lab!(2, prewarmed, lab, _servers, daemon);
     let url = format!("http://{}", listen(&lab));
     let limit = Duration::from_mins(1);
     let run = |program: &str, arguments: &[&str], path: &str| {

@@ -30,6 +30,8 @@ pub(crate) struct Service<'a> {
     pub(crate) keys: &'a str,
     /// Keys of its pool.
     pub(crate) pool: &'a str,
+    /// Keys of its limits.
+    pub(crate) limits: &'a str,
     /// Keys of its time limits.
     pub(crate) timeouts: &'a str,
     pub(crate) workers: usize,
@@ -41,6 +43,7 @@ impl Default for Service<'_> {
             daemon: "",
             keys: "protocol = \"http1\"",
             pool: "prewarm = 0",
+            limits: "",
             timeouts: "",
             workers: 1,
         }
@@ -53,7 +56,7 @@ const STEER: &str = "BROKER_TEST_STEER";
 
 impl Service<'_> {
     pub(crate) fn render(&self, lab: &Lab) -> String {
-        let Self { daemon, keys, pool, timeouts, workers } = self;
+        let Self { daemon, keys, pool, limits, timeouts, workers } = self;
         let steerable = keys.contains("http1") && !keys.contains("affinity");
         let clients = match env::var(STEER) {
             Ok(steer) if steerable => {
@@ -63,7 +66,7 @@ impl Service<'_> {
         };
         format!(
             "{daemon}\nworkers = {workers}\n[[service]]\nname = \"web\"\n{clients}\norigins = {}\n\
-             {keys}\n[service.pool]\n{pool}\n[service.timeouts]\n{timeouts}\n",
+             {keys}\n[service.pool]\n{pool}\n[service.limits]\n{limits}\n[service.timeouts]\n{timeouts}\n",
             addresses(&lab.all_origins())
         )
     }

@@ -5,7 +5,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::stats::{MembershipSnapshot, OriginTotals, ServiceSnapshot, Snapshot};
+use crate::stats::{LimitSnapshot, MembershipSnapshot, OriginTotals, ServiceSnapshot, Snapshot};
 
 /// Of the text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -102,6 +102,7 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             text.sample(name, &[("service", &service.name), ("reason", reason)], count);
         }
     }
+    limits(text, services);
     members(text, services);
     let by_reason: [(&str, &str, Reasons); 2] = [
         (
@@ -109,6 +110,7 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             "Exchanges and clients that the broker could not serve.",
             &[
                 ("queue_overflow", |s| s.queue_overflow),
+                ("request_overflow", |s| s.request_overflow),
                 ("queue_timed_out", |s| s.queue_timed_out),
                 ("unreachable", |s| s.unreachable),
                 ("accept_failed", |s| s.accept_failed),
@@ -127,6 +129,27 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             for (reason, value) in reasons {
                 let labels = [("service", service.name.as_str()), ("reason", *reason)];
                 text.sample(name, &labels, value(service));
+            }
+        }
+    }
+}
+
+fn limits(text: &mut Text, services: &[ServiceSnapshot]) {
+    type Value = fn(&LimitSnapshot) -> u64;
+    let plain: [(&str, &str, &str, Value); 4] = [
+        ("broker_limit", "gauge", "What a service may have, all workers together.", |l| l.max),
+        ("broker_limit_used", "gauge", "How much of it is used.", |l| l.used),
+        ("broker_limit_remaining", "gauge", "How much of it is left.", |l| {
+            l.max.saturating_sub(l.used)
+        }),
+        ("broker_limit_overflows_total", "counter", "How often it was in the way.", |l| l.overflow),
+    ];
+    for (name, kind, help, value) in plain {
+        text.family(name, kind, help);
+        for service in services {
+            for (limit, snapshot) in &service.limits {
+                let labels = [("service", &*service.name), ("limit", limit)];
+                text.sample(name, &labels, value(snapshot));
             }
         }
     }

@@ -3,11 +3,17 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 
+use std::time::Duration;
+
 use tokio::sync::Notify;
 
+use super::budget::ConnectionPermit;
 use super::idle::Life;
 use super::stock::Attached;
 use crate::net::{Queue, Stream};
+
+/// How long the origin may take to end a connection that we have ended.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
 
 /// An open origin socket.
 pub(super) struct Connection {
@@ -15,6 +21,8 @@ pub(super) struct Connection {
     /// Its place among the sockets that the kernel can use. Declared after `stream`: the place is
     /// free once the socket is closed.
     pub(super) attached: Option<Attached>,
+    /// Given back once the socket is closed.
+    _permit: ConnectionPermit,
     /// Unique within the pool.
     pub(super) id: u64,
     pub(super) life: Life,
@@ -22,15 +30,29 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// `origin` is its place, `id` the connection's number within the pool.
     pub(super) fn new(
         stream: Stream,
-        id: u64,
-        origin: usize,
+        permit: ConnectionPermit,
+        (origin, id): (usize, u64),
         life: Life,
         events: &Arc<IdleEvents>,
     ) -> Self {
         let waker = Waker::from(Arc::new(IdleWaker { origin, id, events: Arc::clone(events) }));
-        Self { stream, attached: None, id, life, waker }
+        Self { stream, attached: None, _permit: permit, id, life, waker }
+    }
+
+    /// Ends the connection, and keeps its permit until the origin has ended it, too.
+    pub(super) async fn drain(mut self) {
+        if let Some(attached) = self.attached.take() {
+            attached.release();
+        }
+        self.stream.shutdown();
+        let ended = async {
+            // What the origin still sends is nobody's; no more of it than fits here is waited for.
+            while let Ok(1..) = self.stream.recv(&mut [0; 4096]).await {}
+        };
+        tokio::time::timeout(DRAIN_MAX, ended).await.ok();
     }
 
     /// Looks at the receive queue, and has the pool woken when anything comes.

@@ -99,6 +99,11 @@ impl<S> IdleList<S> {
         self.entries.remove(newest).map(|e| (e.socket, e.life))
     }
 
+    /// Takes the socket that has been idle for the longest, expired or not.
+    pub fn take_oldest(&mut self) -> Option<S> {
+        self.entries.pop_front().map(|e| e.socket)
+    }
+
     /// Takes out every socket for which `unwanted` is true.
     pub fn remove_if(&mut self, mut unwanted: impl FnMut(&S) -> bool) -> Vec<S> {
         let mut removed = Vec::new();

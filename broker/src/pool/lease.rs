@@ -2,9 +2,11 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
+use super::budget::{Budget, RequestPermit};
 use super::connection::Connection;
 use super::origin::Origin;
 use crate::boundary::{CloseReason, Verdict};
@@ -21,18 +23,27 @@ pub struct Lease {
     /// `None` once settled.
     connection: Option<Connection>,
     touched: bool,
+    request: Option<RequestPermit>,
 }
 
 impl Lease {
     pub(super) fn new(pool: Rc<Shared>, origin: Rc<Origin>, connection: Connection) -> Self {
         origin.publish();
-        Self { pool, origin, connection: Some(connection), touched: false }
+        Self { pool, origin, connection: Some(connection), touched: false, request: None }
     }
 
     /// A lease in the middle of an exchange that the kernel has begun.
     pub(super) fn taken_over(pool: Rc<Shared>, origin: Rc<Origin>, connection: Connection) -> Self {
         origin.publish();
-        Self { pool, origin, connection: Some(connection), touched: true }
+        let request = pool.budget.adopt_request();
+        let connection = Some(connection);
+        Self { pool, origin, connection, touched: true, request: Some(request) }
+    }
+
+    /// Counts the exchange that it is for. `false` if there are too many.
+    pub(super) fn count_request(&mut self, budget: &Arc<Budget>) -> bool {
+        self.request = budget.request();
+        self.request.is_some()
     }
 
     /// The socket, for use: from now on only [`Lease::settle`] can bring it back to the pool.
@@ -91,6 +102,7 @@ impl Lease {
     /// connections.
     pub fn settle(mut self, verdict: Verdict, origin_idle: Option<Duration>) {
         let Some(mut connection) = self.connection.take() else { return };
+        self.request = None;
         match verdict {
             Verdict::Return => {
                 connection.life.exchanges += 1;

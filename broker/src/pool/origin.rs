@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::backoff::Backoff;
+use super::budget::{Budget, Host};
 use super::connection::Connection;
 use super::idle::{IdleList, Limits};
 use super::stock::{Steer, Stock};
@@ -36,6 +37,9 @@ pub(super) struct Origin {
     pub(super) dialling: Cell<usize>,
     pub(super) slow: Cell<usize>,
     pub(super) backoff: RefCell<Backoff>,
+    /// Connections of all workers to it.
+    pub(super) host: Arc<Host>,
+    budget: Arc<Budget>,
 }
 
 impl Origin {
@@ -75,7 +79,12 @@ impl Origin {
     }
 
     pub(super) fn close(&self, connection: Connection, reason: EvictReason) {
-        drop(connection);
+        // Whoever waits for its place would otherwise come to the origin before the end of this one.
+        if reason != EvictReason::Drain && !self.budget.has_room(&self.host) {
+            tokio::task::spawn_local(connection.drain());
+        } else {
+            drop(connection);
+        }
         self.open.set(self.open.get() - 1);
         self.metrics.evict(reason);
         self.publish();
@@ -88,6 +97,12 @@ impl Origin {
             _ => &self.metrics.dial_failed,
         }
         .inc();
+    }
+
+    /// Takes an idle connection, of the kernel's if there is no other.
+    pub(super) fn take_idle(&self) -> Option<Connection> {
+        let idle = self.idle.borrow_mut().take_oldest();
+        idle.or_else(|| self.stock.as_ref()?.take())
     }
 
     /// Whether it gets no new exchanges.
@@ -124,6 +139,7 @@ pub(super) struct Origins {
     current: Rc<[Rc<Origin>]>,
     limits: Limits,
     backoff: Backoff,
+    budget: Arc<Budget>,
     records: Arc<ServiceRecords>,
     steer: Option<Steer>,
 }
@@ -131,6 +147,7 @@ pub(super) struct Origins {
 impl Origins {
     pub(super) fn new(
         config: &PoolConfig,
+        budget: &Arc<Budget>,
         records: Arc<ServiceRecords>,
         steer: Option<Steer>,
     ) -> Self {
@@ -143,6 +160,7 @@ impl Origins {
                 max_requests: config.max_requests,
             },
             backoff: Backoff::new(config.backoff_base, config.backoff_max),
+            budget: Arc::clone(budget),
             records,
             steer,
         }
@@ -208,6 +226,8 @@ impl Origins {
             dialling: Cell::new(0),
             slow: Cell::new(0),
             backoff: RefCell::new(self.backoff.clone()),
+            host: self.budget.host(address),
+            budget: Arc::clone(&self.budget),
         });
         self.places[place] = Some(Rc::clone(&origin));
         origin

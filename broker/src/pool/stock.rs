@@ -73,6 +73,13 @@ pub(super) struct Attached {
     bit: u64,
 }
 
+impl Attached {
+    /// Takes the socket out of the kernel's reach, and frees the slot.
+    pub(super) fn release(self) {
+        self.steering.release(self.slot);
+    }
+}
+
 impl Drop for Attached {
     fn drop(&mut self) {
         self.steering.free(self.slot, self.cookie);

@@ -11,9 +11,10 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::task::LocalSet;
 
+use super::budget::{Budget, Limit};
 use super::{Environment, Lease, Pool, Refusal, Use};
 use crate::boundary::{CloseReason, Verdict};
-use crate::config::PoolConfig;
+use crate::config::{Limits, PoolConfig};
 use crate::datapath::Inert;
 use crate::origin::Chosen;
 use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics, ServiceRecords};
@@ -29,14 +30,21 @@ fn settings() -> PoolConfig {
         idle_ttl: Duration::from_secs(30),
         max_lifetime: Duration::from_mins(10),
         max_requests: 1000,
-        max_connections: 8,
-        max_waiting: 100,
         queue_timeout: PATIENCE,
         connect_timeout: PATIENCE,
         max_dials: 8,
         backoff_base: Duration::from_millis(1),
         backoff_max: Duration::from_millis(5),
         keepalive: None,
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        max_connections: 500,
+        max_connections_per_origin: None,
+        max_pending: 500,
+        max_requests: 500,
     }
 }
 
@@ -56,7 +64,28 @@ impl Rig {
         Self::with_addresses(&addresses.collect::<Vec<_>>(), listeners, usage, settings)
     }
 
+    /// One origin, and limits.
+    fn limited(settings: PoolConfig, limits: &Limits) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let budget = Arc::new(Budget::new(limits, 1));
+        Self::share(&budget, 0, &[address], vec![listener], Use::Reused, settings)
+    }
+
     fn with_addresses(
+        addresses: &[SocketAddr],
+        listeners: Vec<TcpListener>,
+        usage: Use,
+        settings: PoolConfig,
+    ) -> Self {
+        let budget = Arc::new(Budget::new(&limits(), 1));
+        Self::share(&budget, 0, addresses, listeners, usage, settings)
+    }
+
+    /// One worker's pool of a service.
+    fn share(
+        budget: &Arc<Budget>,
+        worker: usize,
         addresses: &[SocketAddr],
         listeners: Vec<TcpListener>,
         usage: Use,
@@ -69,14 +98,16 @@ impl Rig {
         let pool = Pool::new(
             settings,
             usage,
-            &chosen,
+            Arc::clone(budget),
             records,
             Environment {
                 datapath: Arc::new(Inert),
                 rng: Rc::new(RefCell::new(StdRng::seed_from_u64(1))),
+                worker,
             },
             None,
         );
+        pool.set_origins(&chosen);
         Self { pool: Rc::new(pool), listeners, origins, service }
     }
 
@@ -99,11 +130,15 @@ impl Rig {
     }
 
     /// Every slot is free: nothing is leaked, and nothing was given back twice.
-    fn assert_empty(&self) {
+    async fn assert_empty(&self) {
         for origin in self.pool.shared.origins.borrow().all() {
             assert_eq!((origin.open.get(), origin.dialling.get(), origin.slow.get()), (0, 0, 0));
         }
         assert!(self.pool.shared.waiters.borrow().is_empty());
+        let budget = &self.pool.shared.budget;
+        // A connection that made room for another waits for the origin's end of it.
+        eventually(|| budget.connections.used() == 0).await;
+        assert_eq!([&budget.requests, &budget.pending].map(Limit::used), [0; 2]);
     }
 }
 
@@ -145,7 +180,7 @@ fn without_idle_sockets_every_exchange_dials() {
         }
         assert_eq!((rig.created(), rig.origins[0].reused.get()), (100, 0));
         assert_eq!(rig.evicted(EvictReason::IdleOverflow), 100);
-        rig.assert_empty();
+        rig.assert_empty().await;
     });
 }
 
@@ -193,7 +228,7 @@ fn an_idle_socket_goes_at_once_when_the_origin_ends_resets_or_speaks() {
             act(accepted);
             eventually(|| rig.evicted(reason) == before + 1).await;
             assert_eq!(rig.created(), n as u64 + 1);
-            rig.assert_empty();
+            rig.assert_empty().await;
         }
     });
 }
@@ -231,7 +266,7 @@ fn the_greeting_of_an_opaque_origin_stays_for_its_client() {
 #[test]
 fn a_returned_socket_serves_the_longest_waiting() {
     run(async {
-        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         let lease = rig.lease().await;
         let order = Rc::new(RefCell::new(Vec::new()));
         let tasks: Vec<_> = (0..3)
@@ -258,7 +293,7 @@ fn a_returned_socket_serves_the_longest_waiting() {
 #[test]
 fn a_closed_socket_makes_room_for_a_dial() {
     run(async {
-        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         let lease = rig.lease().await;
         let pool = Rc::clone(&rig.pool);
         let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await });
@@ -272,13 +307,9 @@ fn a_closed_socket_makes_room_for_a_dial() {
 #[test]
 fn a_full_queue_and_a_long_wait_are_refused() {
     run(async {
-        let limits = PoolConfig {
-            max_connections: 1,
-            max_waiting: 1,
-            queue_timeout: Duration::from_millis(20),
-            ..settings()
-        };
-        let rig = Rig::new(1, Use::Reused, limits);
+        let settings = PoolConfig { queue_timeout: Duration::from_millis(20), ..settings() };
+        let limits = Limits { max_connections: 1, max_pending: 1, ..limits() };
+        let rig = Rig::limited(settings, &limits);
         let lease = rig.lease().await;
         let (first, second) = tokio::join!(rig.pool.checkout(None), rig.pool.checkout(None));
         assert_eq!(first.err(), Some(Refusal::QueueTimeout));
@@ -286,16 +317,14 @@ fn a_full_queue_and_a_long_wait_are_refused() {
         let metrics = &rig.service;
         assert_eq!((metrics.queue_timed_out.get(), metrics.queue_overflow.get()), (1, 1));
         lease.settle(Verdict::Close(CloseReason::ClientGone), None);
-        rig.assert_empty();
+        rig.assert_empty().await;
     });
 }
 
 #[test]
 fn concurrent_dials_stay_within_their_cap_in_a_cold_burst() {
     run(async {
-        let limits =
-            PoolConfig { max_dials: 3, max_connections: 500, max_waiting: 500, ..settings() };
-        let rig = Rig::new(1, Use::Reused, limits);
+        let rig = Rig::new(1, Use::Reused, PoolConfig { max_dials: 3, ..settings() });
         let peak = Rc::new(RefCell::new(0));
         let tasks: Vec<_> = (0..200)
             .map(|_| {
@@ -322,7 +351,7 @@ fn concurrent_dials_stay_within_their_cap_in_a_cold_burst() {
 #[test]
 fn an_exchange_cancelled_at_any_point_frees_its_slot_once() {
     run(async {
-        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         // While dialling and queued: polled once, then dropped.
         for _ in 0..10 {
             let checkout = std::pin::pin!(rig.pool.checkout(None));
@@ -336,14 +365,14 @@ fn an_exchange_cancelled_at_any_point_frees_its_slot_once() {
         // In the middle of an exchange: the socket is closed.
         drop(rig.lease().await);
         assert_eq!(rig.evicted(EvictReason::Exchange(CloseReason::ClientGone)), 1);
-        rig.assert_empty();
+        rig.assert_empty().await;
     });
 }
 
 #[test]
 fn a_lease_handed_to_someone_who_left_goes_to_the_next() {
     run(async {
-        let rig = Rig::new(1, Use::Reused, PoolConfig { max_connections: 1, ..settings() });
+        let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         let lease = rig.lease().await;
         let pool = Rc::clone(&rig.pool);
         let leaves = tokio::task::spawn_local(async move { pool.checkout(None).await.map(drop) });
@@ -400,7 +429,7 @@ fn without_any_origin_the_refusal_is_prompt_and_dials_are_spaced() {
         })
         .await;
         assert_eq!(rig.origins[0].dial_refused.get(), dials + 1);
-        rig.assert_empty();
+        rig.assert_empty().await;
     });
 }
 
@@ -419,7 +448,7 @@ fn a_drained_pool_keeps_nothing() {
         late.settle(Verdict::Return, None);
         rig.pool.tick();
         assert_eq!(rig.evicted(EvictReason::Drain), 3);
-        rig.assert_empty();
+        rig.assert_empty().await;
     });
 }
 
@@ -476,7 +505,7 @@ fn origins_come_and_go_under_leases() {
         assert_eq!(lease.address(), a.address);
         lease.settle(Verdict::Return, None);
         rig.pool.drain();
-        rig.assert_empty();
+        rig.assert_empty().await;
     });
 }
 
@@ -498,8 +527,7 @@ fn one_that_comes_back_while_it_leaves_keeps_its_sockets() {
 #[test]
 fn whoever_waits_is_told_when_the_last_origin_leaves() {
     run(async {
-        let limits = PoolConfig { max_connections: 1, ..settings() };
-        let rig = Rig::new(1, Use::Reused, limits);
+        let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         let lease = rig.lease().await;
         let pool = Rc::clone(&rig.pool);
         let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await.err() });
@@ -507,7 +535,7 @@ fn whoever_waits_is_told_when_the_last_origin_leaves() {
         rig.pool.set_origins(&[]);
         assert_eq!(waiting.await.unwrap(), Some(Refusal::NoOrigins));
         drop(lease);
-        rig.assert_empty();
+        rig.assert_empty().await;
     });
 }
 
@@ -542,7 +570,7 @@ fn newcomers_are_warmed_at_a_bounded_rate() {
 #[test]
 fn weights_share_the_leases() {
     run(async {
-        let rig = Rig::new(2, Use::Reused, PoolConfig { max_connections: 1000, ..settings() });
+        let rig = Rig::new(2, Use::Reused, settings());
         let mut origins = [0, 1].map(|i| Chosen::at(rig.listeners[i].local_addr().unwrap()));
         origins[1].weight = std::num::NonZeroU32::new(3).unwrap();
         rig.pool.set_origins(&origins);
@@ -552,5 +580,80 @@ fn weights_share_the_leases() {
         }
         let heavy = leases.iter().filter(|l| l.address() == origins[1].address).count();
         assert!((25..=35).contains(&heavy), "{heavy} of 40, not about 30");
+    });
+}
+
+/// Pools of two workers of one service with one origin.
+fn two_workers(limits: &Limits) -> [Rig; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let budget = Arc::new(Budget::new(limits, 2));
+    let rig = |worker, listeners| {
+        Rig::share(&budget, worker, &[address], listeners, Use::Reused, settings())
+    };
+    [rig(0, vec![listener]), rig(1, Vec::new())]
+}
+
+#[test]
+fn an_idle_connection_of_another_worker_makes_room() {
+    run(async {
+        let [rich, other] = two_workers(&Limits { max_connections: 1, ..limits() });
+        rich.lease().await.settle(Verdict::Return, None);
+        let lease = other.lease().await;
+        assert_eq!(rich.evicted(EvictReason::MadeRoom), 1);
+        lease.settle(Verdict::Return, None);
+        rich.lease().await.settle(Verdict::Return, None);
+        assert_eq!(other.evicted(EvictReason::MadeRoom), 1);
+    });
+}
+
+#[test]
+fn a_connection_that_comes_back_goes_to_whoever_waits_longest_on_any_worker() {
+    run(async {
+        let [rich, other] = two_workers(&Limits { max_connections: 1, ..limits() });
+        let lease = rich.lease().await;
+        let first = {
+            let pool = Rc::clone(&other.pool);
+            tokio::task::spawn_local(async move { pool.checkout(None).await })
+        };
+        eventually(|| other.service.waiting.get() == 1).await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        let second = {
+            let pool = Rc::clone(&rich.pool);
+            tokio::task::spawn_local(async move { pool.checkout(None).await })
+        };
+        eventually(|| rich.service.waiting.get() == 1).await;
+        lease.settle(Verdict::Return, None);
+        let lease = first.await.unwrap().unwrap();
+        assert!(!second.is_finished(), "it came later");
+        lease.settle(Verdict::Return, None);
+        second.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn exchanges_have_a_limit_of_their_own() {
+    run(async {
+        let rig = Rig::limited(settings(), &Limits { max_requests: 1, ..limits() });
+        let lease = rig.lease().await;
+        assert_eq!(rig.pool.checkout(None).await.err(), Some(Refusal::TooManyRequests));
+        lease.settle(Verdict::Return, None);
+        rig.lease().await.settle(Verdict::Return, None);
+        rig.pool.drain();
+        rig.assert_empty().await;
+    });
+}
+
+#[test]
+fn warming_leaves_the_last_connections_to_those_who_wait() {
+    run(async {
+        let settings = PoolConfig { prewarm: 20, ..settings() };
+        let rig = Rig::limited(settings, &Limits { max_connections: 10, ..limits() });
+        rig.pool.tick();
+        eventually(|| rig.origins[0].idle.get() == 8).await;
+        rig.pool.tick();
+        assert_eq!(rig.created(), 8);
+        let leases = [rig.lease().await, rig.lease().await];
+        drop(leases);
     });
 }

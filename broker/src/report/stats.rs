@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::{Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, rate};
 use crate::stats::{
-    DatapathSnapshot, HostCounters, MembershipSnapshot, OriginSnapshot, OriginTotals,
-    ServiceSnapshot, Snapshot, SteeredSnapshot,
+    DatapathSnapshot, HostCounters, LimitSnapshot, MembershipSnapshot, OriginSnapshot,
+    OriginTotals, ServiceSnapshot, Snapshot, SteeredSnapshot,
 };
 
 const BAR_WIDTH: usize = 12;
@@ -109,6 +109,7 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     );
     let trouble = listed(&[
         ("refused: queue full", service.queue_overflow),
+        ("refused: too many exchanges", service.request_overflow),
         ("refused: waited too long", service.queue_timed_out),
         ("refused: no origin reachable", service.unreachable),
         ("refused: accept failed", service.accept_failed),
@@ -127,6 +128,14 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     if let Some(error) = service.membership.as_ref().and_then(|m| m.error.as_deref()) {
         out.push_str(INDENT);
         line(&mut out, &style.paint(Paint::Bad, &format!("members: {error}")));
+    }
+    let full = |(name, limit): (&String, &LimitSnapshot)| {
+        (limit.used >= limit.max).then(|| format!("{name} {} reached", count(limit.max)))
+    };
+    let full: Vec<_> = service.limits.iter().filter_map(full).collect();
+    if !full.is_empty() {
+        out.push_str(INDENT);
+        line(&mut out, &style.paint(Paint::Bad, &full.join(", ")));
     }
     let not_steered: Vec<_> = service.not_steered.iter().map(|(why, n)| (&**why, *n)).collect();
     if !not_steered.is_empty() {

@@ -24,8 +24,13 @@ impl Failure {
         let (status, reason_header, text) = match self {
             Self::Refused(Refusal::QueueFull) => (
                 "503 Service Unavailable",
-                "x-broker-overloaded: max_waiting\r\nRetry-After: 1",
+                "x-broker-overloaded: max_pending\r\nRetry-After: 1",
                 "too many exchanges are waiting for an origin socket",
+            ),
+            Self::Refused(Refusal::TooManyRequests) => (
+                "503 Service Unavailable",
+                "x-broker-overloaded: max_requests\r\nRetry-After: 1",
+                "too many exchanges are under way",
             ),
             Self::Refused(Refusal::QueueTimeout) => (
                 "503 Service Unavailable",
@@ -75,7 +80,8 @@ mod tests {
     #[test]
     fn refusals_are_well_formed_and_name_their_reason() {
         let all = [
-            (Failure::Refused(Refusal::QueueFull), "x-broker-overloaded: max_waiting"),
+            (Failure::Refused(Refusal::QueueFull), "x-broker-overloaded: max_pending"),
+            (Failure::Refused(Refusal::TooManyRequests), "x-broker-overloaded: max_requests"),
             (Failure::Refused(Refusal::QueueTimeout), "x-broker-overloaded: queue_timeout"),
             (Failure::Refused(Refusal::Unreachable), "x-broker-unavailable: unreachable"),
             (Failure::Refused(Refusal::NoOrigins), "x-broker-unavailable: no_origins"),

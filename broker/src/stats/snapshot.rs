@@ -81,6 +81,17 @@ pub struct DatapathSnapshot {
     pub broker_established: u64,
 }
 
+/// One limit of a service, all workers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitSnapshot {
+    /// The limit.
+    pub max: u64,
+    /// How much of it is used.
+    pub used: u64,
+    /// How often it was in somebody's way.
+    pub overflow: u64,
+}
+
 /// Who the origins of a service are, and who says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MembershipSnapshot {
@@ -141,6 +152,9 @@ pub struct ServiceSnapshot {
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub queue_timed_out: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
+    #[serde(default)]
+    pub request_overflow: u64,
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub unreachable: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub origin_failed: u64,
@@ -148,6 +162,9 @@ pub struct ServiceSnapshot {
     pub clients_gone: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub destination_unknown: u64,
+    /// Its limits, by their names in the configuration.
+    #[serde(default)]
+    pub limits: BTreeMap<String, LimitSnapshot>,
     /// Who the origins are, and who says so.
     #[serde(default)]
     pub membership: Option<MembershipSnapshot>,

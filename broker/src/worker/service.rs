@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use broker_ebpf::abi::EventKind;
 
-use super::Place;
 use super::dialled::Dialled;
+use super::{Common, Place};
 use crate::boundary::{CloseReason, Verdict};
-use crate::buffers::Buffers;
 use crate::clock;
 use crate::config::{self, OpaqueReuse, Protocol, Route};
 use crate::datapath::Datapath;
 use crate::datapath::steering::Steering;
 use crate::net::{Backlog, Listener, Queue, Stream};
 use crate::origin::Chosen;
-use crate::pool::{self, Environment, Pool, Steer, Use};
-use crate::session::{self, Context, Steered, Stop};
+use crate::pool::budget::Budget;
+use crate::pool::{self, Pool, Steer, Use};
+use crate::session::{self, Context, Steered};
 use crate::stats::ServiceRecords;
 
 /// How a client came.
@@ -63,11 +63,11 @@ impl Service {
         config: &config::Service,
         place: Place,
         records: Arc<ServiceRecords>,
-        environment: &Environment,
-        buffers: &Buffers,
-        stop: Rc<Stop>,
+        budget: &Arc<Budget>,
+        common: &Common,
         backlogs: Vec<(Backlog, Via)>,
     ) -> Self {
+        let Common { environment, buffers, stop } = common;
         let datapath = Arc::clone(&environment.datapath);
         let steer = datapath.steering().and_then(|steering| {
             let first_group = steering.layout().first_group(place.service, place.worker)?;
@@ -89,10 +89,14 @@ impl Service {
         let new_pool = {
             let (settings, environment) = (config.pool.clone(), environment.clone());
             let records = Arc::clone(&records);
+            let budget = Arc::clone(budget);
             move |origins: &[Chosen]| {
                 let (settings, records) = (settings.clone(), Arc::clone(&records));
                 let (environment, steer) = (environment.clone(), steer.clone());
-                Rc::new(Pool::new(settings, usage, origins, records, environment, steer))
+                let budget = Arc::clone(&budget);
+                let pool = Pool::new(settings, usage, budget, records, environment, steer);
+                pool.set_origins(origins);
+                Rc::new(pool)
             }
         };
         let pools = match config.route {
@@ -108,7 +112,7 @@ impl Service {
             timeouts: config.timeouts,
             metrics: Arc::clone(&records.metrics),
             buffers: buffers.clone(),
-            stop,
+            stop: Rc::clone(stop),
         };
         Self {
             name: config.name.clone(),

@@ -202,6 +202,11 @@ impl Peer {
         self.index
     }
 
+    /// The connection itself, for a look at its state.
+    pub fn stream(&self) -> io::Result<TcpStream> {
+        self.connection.stream.try_clone()
+    }
+
     /// The next bytes, or `None` at the end.
     pub fn read_some(&mut self) -> io::Result<Option<Vec<u8>>> {
         if !self.buffer.is_empty() {

@@ -65,6 +65,8 @@ pub(super) struct Service {
     #[serde(default)]
     pub pool: Pool,
     #[serde(default)]
+    pub limits: Limits,
+    #[serde(default)]
     pub timeouts: Timeouts,
 }
 
@@ -110,10 +112,6 @@ pub(super) struct Pool {
     pub max_lifetime: Option<String>,
     /// Default 10000: bounds what an origin that leaks per connection can leak.
     pub max_requests: Option<u64>,
-    /// Default 1024: nginx's and Envoy's own order of magnitude; protects the origin.
-    pub max_connections: Option<usize>,
-    /// Default 4096: four times `max_connections`; a longer queue only hides an outage.
-    pub max_waiting: Option<usize>,
     /// Default 5 s: most clients give up soon after.
     pub queue_timeout: Option<String>,
     /// Default 2 s: a lost SYN is sent again after 1 s; the second copy may still arrive.
@@ -128,6 +126,21 @@ pub(super) struct Pool {
     /// Default 30 s / 10 s / 3: a silently dead peer is found within a minute, also through
     /// stateful firewalls that forget idle connections.
     pub keepalive: Option<Keepalive>,
+}
+
+/// `[service.limits]`: of all workers together.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "the keys are Envoy's")]
+pub(super) struct Limits {
+    /// Default 1024: Envoy's default; protects the origins.
+    pub max_connections: Option<usize>,
+    /// Default: only `max_connections` limits it.
+    pub max_connections_per_origin: Option<usize>,
+    /// Default 1024: Envoy's default; a longer queue only hides an outage.
+    pub max_pending: Option<usize>,
+    /// Default 1024: Envoy's default.
+    pub max_requests: Option<usize>,
 }
 
 /// `[service.timeouts]`.

@@ -119,7 +119,8 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
             "restricts `intercept`, and there is none",
         );
     }
-    let pool: PoolConfig = pool::pool(check, raw.pool, protocol, route);
+    let limits = pool::limits(check, &raw.limits, protocol);
+    let pool: PoolConfig = pool::pool(check, raw.pool, &limits, protocol, route);
     let timeouts = pool::timeouts(check, &raw.timeouts);
     let discovery = raw.discovery.and_then(|raw| discovery::discovery(check, raw));
     Service {
@@ -133,6 +134,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         origins,
         discovery,
         pool,
+        limits,
         timeouts,
     }
 }

@@ -367,8 +367,8 @@ fn cgroup_paths() {
 fn pool_rules() {
     let pool = |keys: &str| format!("[service.pool]\n{keys}");
     check_keys(
-        &pool("prewarm = 9\nmax_connections = 8"),
-        &["service \"web\": pool.prewarm = 9: must not be larger than pool.max_connections (8)"],
+        &format!("{}\n[service.limits]\nmax_connections = 8", pool("prewarm = 9")),
+        &["service \"web\": pool.prewarm = 9: must not be larger than limits.max_connections (8)"],
     );
     check_keys(&pool("max_idle = 0"), &[]);
     check_keys(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::raw;
 use super::check::Checker;
-use crate::config::{Keepalive, PoolConfig, Protocol, Route, Timeouts};
+use crate::config::{Keepalive, Limits, PoolConfig, Protocol, Route, Timeouts};
 
 const PREWARM: usize = 2;
 /// More handshakes than any worker can make.
@@ -22,19 +22,19 @@ const DEFAULT_KEEPALIVE: Keepalive =
 pub(super) fn pool(
     check: &mut Checker,
     raw: raw::Pool,
+    limits: &Limits,
     protocol: Protocol,
     route: Route,
 ) -> PoolConfig {
     let max_idle = check.number("pool.max_idle", raw.max_idle, 64, 0..=SOCKETS_MAX);
-    let max_connections =
-        check.number("pool.max_connections", raw.max_connections, 1024, 1..=SOCKETS_MAX);
+    let max_connections = limits.max_connections;
     // A pool that only hands out fresh sockets keeps none of those that come back.
     let opaque = matches!(protocol, Protocol::Opaque { .. });
     let prewarm_max = if opaque { max_connections } else { max_connections.min(max_idle) };
     let prewarm_wanted = if route == Route::Balance { PREWARM } else { 0 };
     let prewarm = raw.prewarm.unwrap_or(prewarm_wanted.min(prewarm_max));
     if prewarm > max_connections {
-        let rule = format!("must not be larger than pool.max_connections ({max_connections})");
+        let rule = format!("must not be larger than limits.max_connections ({max_connections})");
         check.broken("pool.prewarm", prewarm, rule);
     }
     if prewarm > max_idle && !opaque {
@@ -67,8 +67,6 @@ pub(super) fn pool(
             Duration::from_mins(10),
         ),
         max_requests: check.number("pool.max_requests", raw.max_requests, 10_000, 1..=u64::MAX),
-        max_connections,
-        max_waiting: check.number("pool.max_waiting", raw.max_waiting, 4096, 0..=SOCKETS_MAX),
         queue_timeout: check.duration(
             "pool.queue_timeout",
             raw.queue_timeout.as_deref(),
@@ -89,6 +87,25 @@ pub(super) fn pool(
         backoff_base,
         backoff_max,
         keepalive: keepalive(check, raw.keepalive),
+    }
+}
+
+pub(super) fn limits(check: &mut Checker, raw: &raw::Limits, protocol: Protocol) -> Limits {
+    if matches!(protocol, Protocol::Opaque { .. }) {
+        let rule = "belongs to protocol = \"http1\"; opaque connections have no exchanges to count";
+        check.absent("limits.max_requests", raw.max_requests, rule);
+    }
+    let max_connections =
+        check.number("limits.max_connections", raw.max_connections, 1024, 1..=SOCKETS_MAX);
+    let per_origin = raw.max_connections_per_origin.map(|max| {
+        let key = "limits.max_connections_per_origin";
+        check.number(key, Some(max), max_connections, 1..=SOCKETS_MAX)
+    });
+    Limits {
+        max_connections,
+        max_connections_per_origin: per_origin,
+        max_pending: check.number("limits.max_pending", raw.max_pending, 1024, 0..=SOCKETS_MAX),
+        max_requests: check.number("limits.max_requests", raw.max_requests, 1024, 1..=SOCKETS_MAX),
     }
 }
 

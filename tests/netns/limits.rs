@@ -1,0 +1,153 @@
+//! Limits hold to the last one, whoever asks at the same time, and nobody who may wait is refused.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Release},
+};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use harness::load::{self, Mode, Plan};
+use harness::origin::scripted::{Peer, Scripted};
+use harness::{Client, Daemon, Lab, eventually};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
+
+use crate::support::{SOON, Service, addresses, listen};
+
+/// Counts the connections that origins have, exactly: at each new one, those that have not ended.
+#[derive(Default)]
+struct Census {
+    streams: Mutex<Vec<TcpStream>>,
+    peak: AtomicUsize,
+}
+
+impl Census {
+    fn enter(&self, stream: TcpStream) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        // The end of a connection comes before the beginning of one that was opened after it.
+        streams.retain(is_open);
+        streams.push(stream);
+        self.peak.fetch_max(streams.len(), AcqRel);
+    }
+
+    /// Forgets the peak.
+    fn take_peak(&self) -> usize {
+        self.peak.swap(0, AcqRel)
+    }
+}
+
+fn is_open(stream: &TcpStream) -> bool {
+    let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    match recv(stream.as_raw_fd(), &mut [0], look) {
+        Ok(bytes) => bytes > 0,
+        Err(error) => error == Errno::EAGAIN,
+    }
+}
+
+/// Origins that answer after a moment, and whose connections are counted.
+fn origins(lab: &Lab, census: &Arc<Census>) -> Vec<Scripted> {
+    let origin = |address: SocketAddr| {
+        let census = Arc::clone(census);
+        let script = move |peer: &mut Peer| -> io::Result<()> {
+            census.enter(peer.stream()?);
+            while let Some(request) = peer.request()? {
+                std::thread::sleep(Duration::from_millis(2));
+                let id = request.header("x-request-id").unwrap_or("-").to_owned();
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\nX-Request-Id: {id}\r\nContent-Length: {}\r\n\r\n{id}\n",
+                    id.len() + 1
+                ))?;
+            }
+            Ok(())
+        };
+        Scripted::start(&lab.origins, address, script).unwrap()
+    };
+    lab.all_origins().into_iter().map(origin).collect()
+}
+
+/// 200 clients at once, at a limit of 10.
+fn bursts(way: &str, workers: usize, count: u8, prewarm: usize) {
+    let lab = Lab::new(count).unwrap();
+    let census = Arc::<Census>::default();
+    let _origins = origins(&lab, &census);
+    let clients = if way == "relay" {
+        format!("listen = [\"{}\"]", listen(&lab))
+    } else {
+        format!("intercept = [\"{}\"]\nsteer = {way:?}", lab.vip())
+    };
+    let target = if way == "relay" { listen(&lab) } else { lab.vip() };
+    let config = format!(
+        "workers = {workers}\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\n{clients}\n\
+         origins = {}\n[service.pool]\nprewarm = {prewarm}\nqueue_timeout = \"30s\"\n\
+         [service.limits]\nmax_connections = 10\n",
+        addresses(&lab.all_origins())
+    );
+    let daemon = Daemon::start(&lab, &config).unwrap();
+    for round in 0..5 {
+        let plan = Plan { mode: Mode::OneShot, ..Plan::echo(vec![target], 200, 200) };
+        let report = load::run(&lab, &plan).unwrap();
+        let peak = census.take_peak();
+        let what = format!("{way}, {workers} workers, {count} origins, {prewarm} warm, {round}");
+        assert!(peak <= 10, "{what}: {peak} connections");
+        assert_eq!((report.requests, report.error_count()), (200, 0), "{what}: {report:?}");
+    }
+    let limit = daemon.service().unwrap().limits["max_connections"];
+    assert!(limit.used <= 10 && limit.max == 10, "{limit:?}");
+}
+
+#[test]
+fn no_burst_opens_one_connection_too_many_and_all_are_served() {
+    for way in ["relay", "kernel"] {
+        for (workers, count) in [(1, 1), (2, 8), (8, 1), (8, 8)] {
+            for prewarm in [0, 2] {
+                bursts(way, workers, count, prewarm);
+            }
+        }
+    }
+}
+
+#[test]
+fn each_origin_has_a_limit_that_all_workers_share() {
+    let lab = Lab::new(2).unwrap();
+    let census = Arc::<Census>::default();
+    let _origins = origins(&lab, &census);
+    let service =
+        Service { workers: 4, limits: "max_connections_per_origin = 3", ..Service::default() };
+    let _daemon = Daemon::start(&lab, &service.render(&lab)).unwrap();
+    let report = load::run(&lab, &Plan::echo(vec![listen(&lab)], 100, 500)).unwrap();
+    assert_eq!((report.requests, report.error_count()), (500, 0), "{report:?}");
+    assert!(census.take_peak() <= 6);
+}
+
+#[test]
+fn too_many_exchanges_are_refused_by_name() {
+    let service = Service { limits: "max_requests = 2", ..Service::default() };
+    let go = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&go);
+    let setup = service.start(move |peer| {
+        while let Some(request) = peer.request()? {
+            while request.target() == "/slow" && !told.load(Acquire) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            peer.respond("done")?;
+        }
+        Ok(())
+    });
+    let mut slow: Vec<Client> = (0..2).map(|_| setup.client()).collect();
+    for client in &mut slow {
+        client.send("GET /slow HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    }
+    let used = || setup.daemon.service().unwrap().limits["max_requests"].used;
+    eventually(SOON, "both are under way", || used() == 2);
+    let refused = setup.client().get("/third").unwrap();
+    assert_eq!(refused.status, 503);
+    assert!(refused.head.contains("x-broker-overloaded: max_requests"), "{}", refused.head);
+    assert_eq!(setup.daemon.service().unwrap().request_overflow, 1);
+    go.store(true, Release);
+    eventually(SOON, "they are answered", || used() == 0);
+    assert_eq!(setup.client().get("/fourth").unwrap().status, 200);
+}
