@@ -6,6 +6,7 @@
 //! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 
 pub mod choice;
+pub mod subset;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
