@@ -4,9 +4,23 @@
 
 pub mod doctor;
 pub mod observe;
+pub mod sim;
 pub mod stats;
 
+use std::fmt;
 use std::time::Duration;
+
+/// How a command was used is wrong, in a way that only shows when its arguments are seen together.
+#[derive(Debug)]
+pub struct UsageError(String);
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
 
 /// Parses a pause such as `2`, `0.5` (seconds) or `500ms`.
 fn interval(text: &str) -> Result<Duration, String> {

@@ -27,3 +27,4 @@ pub mod command;
 pub mod doctor;
 pub mod observe;
 pub mod report;
+pub mod sim;

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use broker::command::{doctor, observe, stats};
+use broker::command::{UsageError, doctor, observe, sim, stats};
 use broker::config::Config;
 use broker::config::file::{self, ConfigError};
 use broker::datapath::kernel;
@@ -55,6 +55,8 @@ enum Command {
     Stats(stats::Args),
     /// Try out what the broker needs of this host; exit code 1 if something does not work.
     Doctor(doctor::Args),
+    /// Work out what subsets of origins would do, before anything depends on them.
+    Sim(Box<sim::Args>),
 }
 
 fn main() -> ExitCode {
@@ -85,6 +87,9 @@ fn main() -> ExitCode {
         Command::Doctor(args) => {
             doctor::run(args, Style::of_stdout(), &mut std::io::stdout().lock())
         }
+        Command::Sim(args) => {
+            sim::run(&args, Style::of_stdout(), &mut std::io::stdout().lock()).map(|()| true)
+        }
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -92,6 +97,10 @@ fn main() -> ExitCode {
         // One line for each problem, each starting with the file: editors can jump there.
         Err(error) if error.is::<ConfigError>() => {
             eprintln!("{error:#}");
+            ExitCode::from(EXIT_CONFIG)
+        }
+        Err(error) if error.is::<UsageError>() => {
+            eprintln!("broker: {error:#}");
             ExitCode::from(EXIT_CONFIG)
         }
         // The reader has seen enough (`broker stats | head`).

@@ -5,6 +5,7 @@
 
 pub mod doctor;
 pub mod observe;
+pub mod sim;
 pub mod stats;
 mod table;
 mod unit;

@@ -50,6 +50,9 @@ enum Task {
     /// Try out what the broker needs of this host
     #[command(disable_help_flag = true)]
     Doctor(Rest),
+    /// Work out what subsets of origins would do
+    #[command(disable_help_flag = true)]
+    Sim(Rest),
     /// Run all checks and all tests (as root, for the end-to-end ones)
     Test,
     /// Check formatting, lints and documentation only
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Task::Doctor(rest) => {
             Built::daemon(RELEASE).and_then(|b| b.exec("broker", "doctor", &rest.args))
         }
+        Task::Sim(rest) => Built::daemon(RELEASE).and_then(|b| b.exec("broker", "sim", &rest.args)),
         Task::Test => check::run(Need::Lab, check::all),
         Task::Check => check::run(Need::Build, check::checks),
     };

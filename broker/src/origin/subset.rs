@@ -227,6 +227,10 @@ impl Roster {
     }
 
     /// A roster whose origins are placed by another hash than the daemon's. For reference figures.
+    ///
+    /// # Panics
+    ///
+    /// Beyond 2^32 - 1 members.
     #[must_use]
     pub fn placed_by(members: &[Member<'_>], hash: impl Fn(&str) -> u64) -> Self {
         assert!(u32::try_from(members.len()).is_ok(), "more than 2^32 - 1 members");
@@ -291,7 +295,9 @@ impl Roster {
             }
         };
         let mut chosen = vec![false; self.len()];
-        first.iter().for_each(|&o| chosen[o as usize] = true);
+        for &o in &first {
+            chosen[o as usize] = true;
+        }
         let rest = ranked.into_iter().filter(|&o| !chosen[o as usize]);
         let positions = first.iter().copied().chain(rest).map(|o| self.position(o)).collect();
         Order { positions, subset: first.len() }

@@ -13,7 +13,7 @@ pub fn fnv1a_32(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |h, &byte| (h ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Where the daemon places an identity: FNV-1a with 64 bits, then MurmurHash3's finalizer.
+/// Where the daemon places an identity: FNV-1a with 64 bits, then `MurmurHash3`'s finalizer.
 ///
 /// FNV multiplies after each byte and never folds high bits back, so the last characters hardly
 /// reach the top bits, which decide the place on a ring. Fleets whose names differ at the end
@@ -26,7 +26,7 @@ pub fn well_mixed(identity: &str) -> u64 {
     fmix64(fnv.finish())
 }
 
-/// MurmurHash3's 64-bit finalizer.
+/// `MurmurHash3`'s 64-bit finalizer.
 fn fmix64(mut h: u64) -> u64 {
     h = (h ^ (h >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     h = (h ^ (h >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -1,5 +1,7 @@
 //! How large a subset has to be, and what to expect of one.
 
+use serde::Serialize;
+
 use super::{Fleet, Member, Roster, Rules};
 
 /// What a subset has to survive.
@@ -14,7 +16,7 @@ pub struct Loss {
 }
 
 /// The smallest subsets that are large enough.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Size {
     /// The smallest one.
     pub smallest: usize,
@@ -116,7 +118,7 @@ fn ln_factorial(n: usize) -> f64 {
 }
 
 /// How many gateways the origins of a fleet have.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Coverage {
     /// Of the origin with the fewest.
     pub min: usize,
@@ -154,8 +156,8 @@ impl Coverage {
 pub fn coverage(rules: Rules, fleet: &Fleet, members: &[Member<'_>]) -> Coverage {
     let roster = Roster::new(members);
     let mut counts = vec![0; members.len()];
-    for subset in roster.fleet(rules, fleet) {
-        subset.into_iter().for_each(|position| counts[position] += 1);
+    for position in roster.fleet(rules, fleet).into_iter().flatten() {
+        counts[position] += 1;
     }
     let counts: Vec<usize> = roster.origins.iter().map(|origin| counts[origin.position]).collect();
     Coverage::of(&counts)

@@ -26,7 +26,9 @@ fn members(identities: &[String]) -> Vec<Member<'_>> {
 
 fn coverage_of(subsets: &[Vec<usize>], origins: usize) -> Vec<usize> {
     let mut counts = vec![0; origins];
-    subsets.iter().flatten().for_each(|&o| counts[o] += 1);
+    for &o in subsets.iter().flatten() {
+        counts[o] += 1;
+    }
     counts
 }
 
@@ -50,7 +52,9 @@ mod pinned {
         let mut out = String::new();
         for (g, subset) in Roster::new(members).fleet(rules, fleet).into_iter().enumerate() {
             write!(out, "{g}:").unwrap();
-            subset.iter().for_each(|&o| write!(out, " {}", members[o].identity).unwrap());
+            for o in subset {
+                write!(out, " {}", members[o].identity).unwrap();
+            }
             out.push('\n');
         }
         out
