@@ -12,7 +12,7 @@
 //!
 //! | algorithm | coverage (G = 500, M = 1000, k = 20) | an origin leaves |
 //! |---|---|---|
-//! | [`Algorithm::Ring`] | 5..18 | moves what it held; neighbours share most of their subset |
+//! | [`Algorithm::Ring`] | 3..19 | moves what it held; neighbours share most of their subset |
 //! | [`Algorithm::Kronecker`] | 5..14 | moves what it held |
 //! | … with a band of 10 % | 9..11 | moves 1.4 × what it held, on average |
 

@@ -71,10 +71,11 @@ pub fn render(report: &Report, style: Style) -> String {
     };
     let note = format!(
         "\
-REMOVE to GATEWAY: connections opened when one origin leaves, one comes, 5 % leave at once, origins are
-replaced one by one, or one more gateway comes; 1.00 is as few as possible. ZONE: most origins that a
-gateway loses when one of {zones} zones dies{quota}. SHARED: origins that two gateways have in common, mean
-and most. TIME: to work out the whole fleet. Bold: in the daemon."
+REMOVE to GATEWAY: connections opened when one origin leaves, one comes, 5 % leave at once, origins
+are replaced one by one, or one more gateway comes; 1.00 is as few as possible. ZONE: most origins
+that a gateway loses when one of {zones} zones dies{quota}.
+SHARED: origins that two gateways have in common, mean and most. FLEET: time to work out all subsets.
+OWN: time until the daemon knows its own."
     );
     out.push_str(&style.paint(Paint::Dim, &note));
     out.push_str("\n\n");
@@ -96,7 +97,8 @@ fn table(report: &Report, subset: usize) -> Table {
         Column::right("GATEWAY", 0),
         Column::right("ZONE", 2),
         Column::right("SHARED", 6),
-        Column::right("TIME", 7),
+        Column::right("FLEET", 7),
+        Column::right("OWN", 7),
     ]);
     for contender in &report.contenders {
         let Measured { coverage, moves, overlap, .. } = contender;
@@ -113,6 +115,7 @@ fn table(report: &Report, subset: usize) -> Table {
             format!("{} / {subset}", contender.zone_loss).into(),
             format!("{:.1} {}", overlap.mean, overlap.max).into(),
             micros(contender.fleet_us).into(),
+            contender.own_us.map(micros).unwrap_or_default().into(),
         ]);
     }
     table

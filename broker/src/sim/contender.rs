@@ -258,7 +258,10 @@ fn maglev(world: &World, present: &[usize]) -> Vec<usize> {
 fn bounded_ring(world: &World, present: &[usize], gateways: u32, k: usize) -> Vec<Vec<usize>> {
     let mut ring: Vec<(u64, usize)> = present.iter().map(|&o| (world.hashes[o], o)).collect();
     ring.sort_unstable();
-    let cap = (11 * gateways as usize * k).div_ceil(10 * present.len());
+    // Rounded down where the paper rounds up: with a share of 10.0, one gateway more would otherwise
+    // lift every origin's bound from 11 to 12 and so reshuffle the fleet.
+    let (slots, origins) = (gateways as usize * k, present.len());
+    let cap = (11 * slots / (10 * origins)).max(slots.div_ceil(origins));
     let mut load = vec![0; world.names.len()];
     (0..gateways)
         .map(|g| {

@@ -1,7 +1,7 @@
 //! What must hold for every algorithm; and what has come out since the first version, and must
 //! come out for ever.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
@@ -198,25 +198,38 @@ proptest! {
     fn quotas_are_kept_while_they_can_be(case in case()) {
         let Some(max) = case.rules.zone_max else { return Ok(()) };
         prop_assume!(case.rules.algorithm != Algorithm::Off);
-        // One zone for each name: of duplicates, only one counts.
+        // Of duplicates only one counts, so each name has one zone.
         let zone = |n: u16| format!("zone-{}", n % 5);
-        let mut names: Vec<_> =
-            case.members.iter().map(|&(n, weight, _)| (format!("origin-{n}"), weight, zone(n))).collect();
-        names.sort();
-        names.dedup_by(|a, b| a.0 == b.0);
+        let numbers: BTreeSet<u16> = case.members.iter().map(|member| member.0).collect();
+        let names: Vec<_> = numbers.iter().map(|&n| (format!("origin-{n}"), 1, zone(n))).collect();
         let (subset, _) = case.order(&names);
-        let zone_of = |name: &String| names.iter().find(|n| n.0 == *name).map(|n| n.2.clone()).unwrap();
-        let count = |zone: &str, list: &[String]| list.iter().filter(|name| zone_of(name) == zone).count();
-        let everyone: Vec<String> = names.iter().map(|n| n.0.clone()).collect();
-        let zones = (0..5).map(zone);
-        let possible: usize = zones.clone().map(|z| {
-            let there = count(&z, &everyone);
-            if z == "zone-0" { there } else { there.min(max.get()) }
-        }).sum();
-        if possible >= subset.len() && case.rules.algorithm != BANDED {
-            for z in zones.filter(|z| z != "zone-0") {
-                prop_assert!(count(&z, &subset) <= max.get());
-            }
+        let held = |zone: &str| {
+            let of_zone = |name: &&(String, u32, String)| name.2 == zone && subset.contains(&name.0);
+            names.iter().filter(of_zone).count()
+        };
+        let possible: usize = (0..5)
+            .map(|z| {
+                let there = numbers.iter().filter(|&n| n % 5 == z).count();
+                if z == 0 { there } else { there.min(max.get()) }
+            })
+            .sum();
+        if possible >= subset.len() {
+            prop_assert!((1..5).all(|z| held(&zone(z)) <= max.get()));
+        }
+    }
+
+    #[test]
+    fn bands_hold_for_any_fleet_of_equals(
+        gateways in 1u32..60, origins in 1usize..150, size in 0usize..40, permille in 0u16..600,
+    ) {
+        let names = identities(origins);
+        let roster = Roster::new(&members(&names));
+        let band = Band::permille_of(permille).unwrap();
+        let fleet = Fleet::uniform(gateways, size);
+        let subsets = roster.fleet(rules(Algorithm::Kronecker { band: Some(band) }), &fleet);
+        let bounds = band::bounds(&roster.origins, &fleet.sizes(gateways, origins), band);
+        for (count, bounds) in coverage_of(&subsets, origins).into_iter().zip(bounds) {
+            prop_assert!((bounds.min..=bounds.max).contains(&(count as u64)), "{count} {bounds:?}");
         }
     }
 }
