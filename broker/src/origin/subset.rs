@@ -28,7 +28,7 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
 
 use self::kronecker::{Edge, Kronecker};
@@ -39,8 +39,8 @@ use self::ring::Ring;
 pub struct Member<'a> {
     /// What it is called, the same on all gateways.
     pub identity: &'a str,
-    /// How much it should serve compared to the others; at least 1.
-    pub weight: u32,
+    /// How much it should serve compared to the others.
+    pub weight: NonZeroU32,
     /// What it shares a fate with, such as a rack or a zone.
     pub zone: Option<&'a str>,
 }
@@ -49,12 +49,12 @@ impl<'a> Member<'a> {
     /// An origin of weight 1 in no zone.
     #[must_use]
     pub fn new(identity: &'a str) -> Self {
-        Self { identity, weight: 1, zone: None }
+        Self { identity, weight: NonZeroU32::MIN, zone: None }
     }
 
-    /// The same with a weight; 0 counts as 1.
+    /// The same with a weight.
     #[must_use]
-    pub fn with_weight(self, weight: u32) -> Self {
+    pub fn with_weight(self, weight: NonZeroU32) -> Self {
         Self { weight, ..self }
     }
 
@@ -175,7 +175,13 @@ pub struct Order {
 }
 
 impl Order {
-    /// The subset, best first: positions in the list of members.
+    /// All of them: positions in the list of members, those of the subset first.
+    #[must_use]
+    pub fn all(&self) -> &[usize] {
+        &self.positions
+    }
+
+    /// The subset, best first.
     #[must_use]
     pub fn subset(&self) -> &[usize] {
         &self.positions[..self.subset]
@@ -208,7 +214,7 @@ pub struct Roster {
 #[derive(Clone, Copy, Debug)]
 struct Origin {
     hash: u64,
-    /// At least 1.
+    /// Not 0.
     weight: u64,
     zone: Option<u32>,
     /// Place in the list of members.
@@ -248,7 +254,7 @@ impl Roster {
                 let Member { weight, zone, .. } = members[position];
                 let next = index_of(zones.len());
                 let zone = zone.map(|name| *zones.entry(name).or_insert(next));
-                Origin { hash, weight: u64::from(weight.max(1)), zone, position }
+                Origin { hash, weight: u64::from(weight.get()), zone, position }
             })
             .collect();
         Self { origins }

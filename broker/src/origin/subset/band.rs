@@ -257,13 +257,17 @@ impl<'a> Plan<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::weight;
     use super::super::{Member, Roster};
     use super::*;
 
     fn of(weights: &[u32], sizes: &[usize], permille: u16) -> Vec<(u64, u64)> {
         let names: Vec<String> = (0..weights.len()).map(|i| i.to_string()).collect();
-        let members: Vec<Member<'_>> =
-            names.iter().zip(weights).map(|(name, &w)| Member::new(name).with_weight(w)).collect();
+        let members: Vec<Member<'_>> = names
+            .iter()
+            .zip(weights)
+            .map(|(name, &w)| Member::new(name).with_weight(weight(w)))
+            .collect();
         let origins = Roster::new(&members).origins;
         let mut bounds: Vec<_> = bounds(&origins, sizes, Band::permille_of(permille).unwrap())
             .into_iter()

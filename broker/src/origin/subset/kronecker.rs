@@ -121,6 +121,7 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::weight;
     use super::super::{Member, Roster};
     use super::*;
 
@@ -143,7 +144,7 @@ mod tests {
         let members: Vec<Member<'_>> = names
             .iter()
             .zip([1, 2, 7, 1, u32::MAX].into_iter().cycle())
-            .map(|(name, weight)| Member::new(name).with_weight(weight))
+            .map(|(name, w)| Member::new(name).with_weight(weight(w)))
             .collect();
         let roster = Roster::new(&members);
         let fleet = Kronecker::new(&roster.origins);

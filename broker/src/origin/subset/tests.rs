@@ -12,6 +12,10 @@ const KRONECKER: Algorithm = Algorithm::Kronecker { band: None };
 const BANDED: Algorithm = Algorithm::Kronecker { band: Some(Band(100)) };
 const ALL: [Algorithm; 4] = [Algorithm::Off, Algorithm::Ring, KRONECKER, BANDED];
 
+pub(super) fn weight(n: u32) -> NonZeroU32 {
+    NonZeroU32::new(n).unwrap()
+}
+
 fn rules(algorithm: Algorithm) -> Rules {
     Rules { algorithm, zone_max: None }
 }
@@ -36,7 +40,7 @@ fn coverage_of(subsets: &[Vec<usize>], origins: usize) -> Vec<usize> {
 fn motley(names: &[String]) -> (Vec<Member<'_>>, Fleet) {
     const ZONES: [&str; 4] = ["a", "b", "c", "d"];
     let members = names.iter().enumerate().map(|(i, name)| {
-        let member = Member::new(name).with_weight([1, 1, 2, 5][i % 4]);
+        let member = Member::new(name).with_weight(weight([1, 1, 2, 5][i % 4]));
         if i % 7 == 0 { member } else { member.in_zone(ZONES[i % 3 + i % 2]) }
     });
     let mut fleet = Fleet::uniform(12, 6);
@@ -126,7 +130,7 @@ impl Case {
         let members: Vec<Member<'_>> = names
             .iter()
             .map(|(name, weight, zone)| {
-                let member = Member::new(name).with_weight(*weight);
+                let member = Member::new(name).with_weight(self::weight(*weight));
                 // Zone 0 is none.
                 if zone == "zone-0" { member } else { member.in_zone(zone) }
             })
@@ -165,7 +169,7 @@ proptest! {
     fn one_gateway_and_the_fleet_agree(case in case()) {
         let names = case.names();
         let members: Vec<Member<'_>> =
-            names.iter().map(|(name, weight, zone)| Member::new(name).with_weight(*weight).in_zone(zone)).collect();
+            names.iter().map(|(name, weight, zone)| Member::new(name).with_weight(self::weight(*weight)).in_zone(zone)).collect();
         let roster = Roster::new(&members);
         let all = roster.fleet(case.rules, &case.fleet);
         let one = roster.order(case.rules, &case.fleet, case.index);
@@ -238,10 +242,10 @@ proptest! {
 fn duplicates_count_as_the_heaviest() {
     let twice = [
         Member::new("a"),
-        Member::new("b").with_weight(9),
+        Member::new("b").with_weight(weight(9)),
         Member::new("b"),
         Member::new("c").in_zone("x"),
-        Member::new("b").with_weight(4),
+        Member::new("b").with_weight(weight(4)),
     ];
     let roster = Roster::new(&twice);
     assert_eq!(roster.len(), 3);
@@ -275,7 +279,7 @@ fn weights_are_followed() {
     let members: Vec<Member<'_>> = names
         .iter()
         .enumerate()
-        .map(|(i, name)| Member::new(name).with_weight(1 + u32::from(i < 50)))
+        .map(|(i, name)| Member::new(name).with_weight(weight(1 + u32::from(i < 50))))
         .collect();
     let fleet = Fleet::uniform(250, 20);
     for algorithm in [Algorithm::Ring, KRONECKER, BANDED] {
