@@ -33,7 +33,7 @@ pub enum Family {
     ConsistentHash,
     /// Google's Maglev table, from a hashed place on.
     Maglev,
-    /// The ring with bounded loads: no origin gets more than 1.1 times its share.
+    /// The ring with bounded loads: origins get 1.1 times their share at most.
     BoundedRing,
     /// The daemon's Kronecker rendezvous, without and with each `--band`.
     Kronecker,
@@ -258,10 +258,10 @@ fn maglev(world: &World, present: &[usize]) -> Vec<usize> {
 fn bounded_ring(world: &World, present: &[usize], gateways: u32, k: usize) -> Vec<Vec<usize>> {
     let mut ring: Vec<(u64, usize)> = present.iter().map(|&o| (world.hashes[o], o)).collect();
     ring.sort_unstable();
-    // Rounded down where the paper rounds up: with a share of 10.0, one gateway more would otherwise
-    // lift every origin's bound from 11 to 12 and so reshuffle the fleet.
+    // Rounded to the nearest where the paper rounds up: around a share of 10.0, one more gateway would
+    // lift all bounds from 11 to 12 and so reshuffle the fleet. Elsewhere, this happens at 11.5.
     let (slots, origins) = (gateways as usize * k, present.len());
-    let cap = (11 * slots / (10 * origins)).max(slots.div_ceil(origins));
+    let cap = ((11 * slots + 5 * origins) / (10 * origins)).max(slots.div_ceil(origins));
     let mut load = vec![0; world.names.len()];
     (0..gateways)
         .map(|g| {
