@@ -16,7 +16,7 @@ use crate::report::sim::{render, render_size, svg};
 use crate::sim::{DEFAULT_NAMES, Family, Names, Setup, Sizes, simulate};
 
 /// More than that is a typing error, and would take for ever.
-const FLEET_MAX: i64 = 1_000_000;
+const FLEET_MAX: i64 = 100_000;
 
 /// Arguments of `broker sim`.
 #[derive(Clone, Debug, clap::Args)]
@@ -310,7 +310,7 @@ one origin leaves (10.0.0.0:8080)
             ("--remove 8 --origins 8 --subset 1", "--remove 8: must be at most 7"),
             ("--zones 9 --origins 8 --subset 1", "--zones 9: must be at most 8"),
             ("--names nowhere", "--names nowhere: must be a pattern with {} or {ip}, or a file"),
-            ("--gateways 0", "'0' for '--gateways <N>': 0 is not in 1..=1000000"),
+            ("--gateways 0", "'0' for '--gateways <N>': 0 is not in 1..=100000"),
             ("--band 200%", "'200%' for '--band <PERCENT>': must be 0% to 100%"),
             ("--algorithm best", "'best' for '--algorithm <NAME>'"),
             ("size --origins 5 --lose 6 --need 1", "--lose 6: must be at most 5"),

@@ -68,8 +68,8 @@ impl<'a> Member<'a> {
 /// The gateways that share the origins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fleet {
-    /// How many there are, with indices from 0. Only bands depend on it; an index beyond counts as
-    /// one more gateway.
+    /// How many there are, with indices from 0. Only bands depend on it; a gateway with an index
+    /// beyond chooses as without a band, and nobody reckons with it.
     pub gateways: u32,
     /// Origins in the subset of each.
     pub size: usize,
@@ -90,9 +90,9 @@ impl Fleet {
         self.sizes.get(&index).copied().unwrap_or(self.size)
     }
 
-    /// Sizes of the first `gateways` subsets where there are `origins`.
-    fn sizes(&self, gateways: u32, origins: usize) -> Vec<usize> {
-        (0..gateways).map(|index| self.size_of(index).min(origins)).collect()
+    /// Sizes of all subsets where there are `origins`.
+    fn sizes(&self, origins: usize) -> Vec<usize> {
+        (0..self.gateways).map(|index| self.size_of(index).min(origins)).collect()
     }
 }
 
@@ -124,6 +124,12 @@ pub enum Algorithm {
 }
 
 /// How far from its share the number of an origin's gateways may be.
+///
+/// Shares go by weight, but an origin cannot have more than all gateways. Bounds are rounded so that
+/// there is a whole number to each side of the share: a band of 10 % around 10 is 9..=11, and so is
+/// one of 0 %. Where a gateway already has all origins that still have room, it takes one that has
+/// none, rather than being short: by one in small fleets with hardly more room than slots, by more if
+/// subsets are most of all origins, weights differ widely or zones leave nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Band(u16);
 
@@ -288,11 +294,10 @@ impl Roster {
             Algorithm::Kronecker { band } => {
                 let kronecker = Kronecker::new(&self.origins);
                 let ranked: Vec<u32> = names(&kronecker.ranked(index));
-                let first = match band {
+                let first = match band.filter(|_| index < fleet.gateways) {
                     None => self.choose(ranked.iter().copied(), size, rules.zone_max),
                     Some(band) => {
-                        let gateways = fleet.gateways.max(index.saturating_add(1));
-                        let sizes = fleet.sizes(gateways, self.len());
+                        let sizes = fleet.sizes(self.len());
                         let all = band::assign(&kronecker, &sizes, band, rules.zone_max);
                         names(&all[index as usize])
                     }
@@ -312,7 +317,7 @@ impl Roster {
     /// The subsets of all gateways, by index: positions in the list of members, best first.
     #[must_use]
     pub fn fleet(&self, rules: Rules, fleet: &Fleet) -> Vec<Vec<usize>> {
-        let sizes = fleet.sizes(fleet.gateways, self.len());
+        let sizes = fleet.sizes(self.len());
         let by_gateway = |subset: Vec<u32>| subset.into_iter().map(|o| self.position(o)).collect();
         match rules.algorithm {
             Algorithm::Off => {

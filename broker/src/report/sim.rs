@@ -2,13 +2,11 @@
 
 mod svg;
 
-use std::fmt::Write as _;
-
 pub use svg::svg;
 
 use super::{Cell, Column, Paint, Style, Table, bar, micros};
 use crate::origin::subset::sizing::LOOK_AHEAD;
-use crate::sim::{Measured, Moved, Reference, Report, Sizes};
+use crate::sim::{Measured, Moved, Racks, Reference, Report, Sizes};
 
 /// Columns of the longest bar of a histogram.
 const BAR_WIDTH: usize = 24;
@@ -190,17 +188,15 @@ pub fn render_size(sizes: &Sizes, style: Style) -> String {
             size.steady, size.smallest
         ),
     };
-    let mut out = style.paint(Paint::Bold, &answer);
-    let mut line = |text: String| {
-        out.push('\n');
-        out.push_str(&text);
-    };
-    line(String::new());
-    line(format!(
-        "{lost} of {origins} origins are dead, at random. A gateway is short if fewer than {need} of its"
-    ));
-    line(format!("k origins are alive. On average {eps} of {gateways} gateways may be short:"));
-    line(String::new());
+    let head = format!(
+        "\
+{}
+
+{lost} of {origins} origins are dead, at random. A gateway is short if fewer than {need} of its
+k origins are alive. On average {eps} of {gateways} gateways may be short:
+",
+        style.paint(Paint::Bold, &answer)
+    );
     let mut table = Table::new(vec![
         Column::right("K", 0),
         Column::right("NEEDED", 0),
@@ -221,31 +217,27 @@ pub fn render_size(sizes: &Sizes, style: Style) -> String {
             ),
         ]);
     }
-    if !sizes.around.is_empty() {
-        out.push('\n');
-        out.push_str(&table.render(style, "  "));
-        writeln!(
-            out,
-            "\nWhat is needed is a whole number, so a larger k can be worse; the next {LOOK_AHEAD} were looked at."
-        )
-        .unwrap_or_else(|_| unreachable!("a String takes everything"));
-    }
+    let around = match sizes.around.len() {
+        0 => String::new(),
+        _ => format!(
+            "\n{}\nWhat is needed is a whole number, so a larger k can be worse; the next {LOOK_AHEAD} \
+             were looked at.\n",
+            table.render(style, "  ")
+        ),
+    };
     let known = |size: Option<usize>| {
         size.map_or("no size is enough".to_owned(), |size| format!("k = {size}"))
     };
-    let mut line = |text: String| {
-        out.push_str(&text);
-        out.push('\n');
-    };
-    line(format!("If not at random, any {lost} origins: {}.", known(sizes.any)));
-    if let Some(racks) = sizes.racks {
-        let plural = if racks.lost == 1 { "" } else { "s" };
-        line(format!(
-            "{} whole rack{plural}, with {} of a rack in a subset at most: {}.",
-            racks.lost,
-            racks.rack_max,
-            known(racks.size)
-        ));
-    }
-    out
+    let racks = sizes.racks.map(|Racks { rack_max, lost, size }| {
+        let plural = if lost == 1 { "" } else { "s" };
+        let size = known(size);
+        format!(
+            "{lost} whole rack{plural}, with {rack_max} of a rack in a subset at most: {size}.\n"
+        )
+    });
+    format!(
+        "{head}{around}If not at random, any {lost} origins: {}.\n{}",
+        known(sizes.any),
+        racks.unwrap_or_default()
+    )
 }

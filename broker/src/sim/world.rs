@@ -1,5 +1,6 @@
 //! The origins of a simulation: names, zones, and newcomers.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use crate::origin::subset::hash;
@@ -13,7 +14,7 @@ pub const DEFAULT_NAMES: &str = "{ip}:8080";
 pub enum Names {
     /// By a pattern in which `{}` is the number of the origin, from 0, and `{ip}` an address.
     Format(String),
-    /// By the lines of a file; `#` begins a remark.
+    /// By the distinct lines of a file; `#` begins a remark.
     List(Vec<String>),
 }
 
@@ -24,8 +25,10 @@ impl Names {
             return Ok(Self::Format(text.to_owned()));
         }
         let file = std::fs::read_to_string(Path::new(text))?;
+        let mut met = HashSet::new();
         let lines = file.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-        Ok(Self::List(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect()))
+        let names = lines.filter(|line| !line.is_empty() && met.insert(*line));
+        Ok(Self::List(names.map(str::to_owned).collect()))
     }
 
     /// Name number `i`. Beyond the end of a list, made up.
@@ -99,7 +102,7 @@ mod tests {
         assert_eq!([ip.name(0), ip.name(999)], ["10.0.0.0:8080", "10.0.3.231:8080"]);
         assert_eq!(Names::parse("web-{}.local").unwrap().name(7), "web-7.local");
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "# our origins\na:1\n\n b:1 # the old one\n").unwrap();
+        std::fs::write(file.path(), "# our origins\na:1\n\n b:1 # the old one\na:1\n").unwrap();
         let list = Names::parse(file.path().to_str().unwrap()).unwrap();
         assert_eq!(list, Names::List(vec!["a:1".to_owned(), "b:1".to_owned()]));
         assert_eq!(list.name(2), "newcomer-2");

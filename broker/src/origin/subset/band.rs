@@ -169,6 +169,9 @@ impl<'a> Plan<'a> {
     /// Second step: slots that are missing take the best edges of origins that have room.
     fn fill(&mut self, first: Window, below_cap: bool, in_quota: bool) {
         let mut open: usize = self.missing.iter().sum();
+        if open == 0 {
+            return;
+        }
         // What is held is looked up in here, since each edge comes up once.
         let before: Vec<usize> = self.held.iter().map(Vec::len).collect();
         let mut window = Some(first);

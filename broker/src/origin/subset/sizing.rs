@@ -53,16 +53,41 @@ impl Loss {
     /// of a hypergeometric distribution.
     #[must_use]
     pub fn short(self, size: usize) -> f64 {
-        let Self { origins, lost, .. } = self;
-        let alive = origins - lost.min(origins);
-        (self.spare(size) + 1..=size.min(lost))
-            .filter(|dead| size - dead <= alive)
-            .map(|dead| {
-                let ways = ln_choose(lost, dead) + ln_choose(alive, size - dead);
-                (ways - ln_choose(origins, size)).exp()
-            })
-            .sum::<f64>()
-            .min(1.0)
+        let all = self.origins;
+        let (f, k) = (self.lost.min(all), size.min(all));
+        let (least, most) = ((f + k).saturating_sub(all), f.min(k));
+        let spare = self.spare(k);
+        if spare >= most {
+            return 0.0;
+        }
+        if spare < least {
+            return 1.0;
+        }
+        // From where the tail begins away from the bulk, each term by the one before, until they no
+        // longer count. Of the other tail, if the bulk is in this one.
+        let likely = (f + 1) * (k + 1) / (all + 2);
+        let term =
+            |x: usize| (ln_choose(f, x) + ln_choose(all - f, k - x) - ln_choose(all, k)).exp();
+        // How many times as probable x + 1 dead are than x.
+        let ratio = |x: usize| {
+            ((f - x) as f64 * (k - x) as f64) / ((x + 1) as f64 * (all + x + 1 - f - k) as f64)
+        };
+        let sum = |first: f64, factors: &mut dyn Iterator<Item = f64>| {
+            let (mut sum, mut term) = (first, first);
+            for factor in factors {
+                term *= factor;
+                sum += term;
+                if term < sum * f64::EPSILON {
+                    break;
+                }
+            }
+            sum
+        };
+        if spare >= likely {
+            sum(term(spare + 1), &mut (spare + 1..most).map(ratio)).min(1.0)
+        } else {
+            1.0 - sum(term(spare), &mut (least..spare).rev().map(|x| 1.0 / ratio(x))).min(1.0)
+        }
     }
 
     /// The sizes for which the expected number of gateways that are short, of `gateways`, is at most
@@ -183,7 +208,24 @@ mod tests {
         assert!((loss.short(1) - 0.5).abs() < 1e-12);
         assert!(loss.short(4).abs() < 1e-12);
         assert_eq!(Loss { origins: 4, lost: 3, need: 0.5 }.size(1, 0.1), None);
+        // More than there are is all of them.
+        assert!((Loss { origins: 4, lost: 9, need: 0.5 }.short(9) - 1.0).abs() < 1e-12);
         assert_eq!(Loss { origins: 4, lost: 0, need: 1.0 }.size(9, 0.0).unwrap().smallest, 1);
+    }
+
+    #[test]
+    fn tails_are_sums_of_all_their_terms() {
+        let ways = |n: usize, k: usize| ln_choose(n, k).exp();
+        for (origins, lost, need) in [(30, 7, 0.8), (60, 30, 0.5), (25, 24, 0.1), (40, 3, 0.99)] {
+            let loss = Loss { origins, lost, need };
+            for size in 1..=origins {
+                let terms = (loss.spare(size) + 1..=size.min(lost))
+                    .filter(|dead| size - dead <= origins - lost)
+                    .map(|dead| ways(lost, dead) * ways(origins - lost, size - dead));
+                let expected = terms.sum::<f64>() / ways(origins, size);
+                assert!((loss.short(size) - expected).abs() < 1e-9, "{loss:?} {size}");
+            }
+        }
     }
 
     #[test]
