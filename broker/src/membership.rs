@@ -5,11 +5,13 @@
 //! the reason is shown in the statistics. Nothing in here decides which of the members a gateway
 //! uses: that is [`crate::origin`]'s.
 
+pub mod dns;
 pub mod document;
 pub mod file;
 pub mod gather;
+pub mod kubernetes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -17,6 +19,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rand::SeedableRng;
+use rand::rngs::{StdRng, SysRng};
 use tokio::sync::watch;
 
 use crate::clock;
@@ -70,13 +74,14 @@ pub enum Health {
     Unhealthy,
 }
 
-/// All members of a service at one time: sorted by address, each address once.
+/// All members of a service at one time: sorted by address, each address and each identity once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership(Vec<Member>);
 
 impl Membership {
     /// Takes the members in any order. Of several with one address the healthiest one counts: one
-    /// view says that it can serve, and the other may be on its way out.
+    /// view says that it can serve, and the other may be on its way out. Members with different
+    /// addresses but one identity, such as the two addresses of a name, are told apart by address.
     #[must_use]
     pub fn new(members: impl IntoIterator<Item = Member>) -> Self {
         let mut by_address: BTreeMap<SocketAddr, Member> = BTreeMap::new();
@@ -86,7 +91,17 @@ impl Membership {
                 _ => drop(by_address.insert(member.address, member)),
             }
         }
-        Self(by_address.into_values().collect())
+        let mut members: Vec<_> = by_address.into_values().collect();
+        let mut seen = HashSet::new();
+        let shared: HashSet<String> = members
+            .iter()
+            .filter(|member| !seen.insert(&member.identity))
+            .map(|member| member.identity.clone())
+            .collect();
+        for member in members.iter_mut().filter(|member| shared.contains(&member.identity)) {
+            member.identity = format!("{}/{}", member.identity, member.address);
+        }
+        Self(members)
     }
 
     /// The members, by address.
@@ -181,14 +196,36 @@ pub trait Source: Send {
 /// The source that a configuration names.
 #[must_use]
 pub fn source(config: &discovery::Source) -> Box<dyn Source> {
-    match config {
-        discovery::Source::File(file) => Box::new(file::File::new(file.path.clone())),
+    match config.clone() {
+        discovery::Source::File(file) => Box::new(file::File::new(file.path)),
+        discovery::Source::Dns(dns) => Box::new(dns::Dns::new(dns)),
+        discovery::Source::Kubernetes(service) => Box::new(kubernetes::Kubernetes::new(service)),
     }
+}
+
+/// For the jitter of retries, which needs no more than to differ between the gateways of a fleet.
+fn rng() -> StdRng {
+    StdRng::try_from_rng(&mut SysRng)
+        .unwrap_or_else(|_| StdRng::seed_from_u64(std::process::id().into()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// Waits until `done` holds of what a source has said.
+    pub(super) async fn wait(
+        latest: &mut watch::Receiver<Latest>,
+        done: impl FnMut(&Latest) -> bool,
+    ) -> Latest {
+        if let Ok(found) = tokio::time::timeout(Duration::from_mins(1), latest.wait_for(done)).await
+        {
+            return found.expect("the source lives").clone();
+        }
+        panic!("still {:?}", latest.borrow());
+    }
 
     fn address(last: u8) -> SocketAddr {
         SocketAddr::from(([10, 0, 0, last], 80))
@@ -204,6 +241,15 @@ mod tests {
             let membership = Membership::new(views);
             assert_eq!(membership.members(), [Member::at(address(1))]);
         }
+    }
+
+    #[test]
+    fn members_of_one_name_are_told_apart() {
+        let named =
+            |last, name: &str| Member { identity: name.to_owned(), ..Member::at(address(last)) };
+        let membership = Membership::new([named(2, "a"), named(1, "a"), named(3, "b")]);
+        let identities: Vec<_> = membership.members().iter().map(|m| m.identity.as_str()).collect();
+        assert_eq!(identities, ["a/10.0.0.1:80", "a/10.0.0.2:80", "b"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Where the members of a service come from, if its configuration does not name them.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,6 +32,10 @@ pub enum OnEmpty {
 pub enum Source {
     /// A file that is replaced when they change.
     File(File),
+    /// A name.
+    Dns(Dns),
+    /// A service of a Kubernetes cluster.
+    Kubernetes(Kubernetes),
 }
 
 impl Source {
@@ -39,6 +44,8 @@ impl Source {
     pub fn name(&self) -> &'static str {
         match self {
             Self::File(_) => "file",
+            Self::Dns(_) => "dns",
+            Self::Kubernetes(_) => "kubernetes",
         }
     }
 }
@@ -49,4 +56,69 @@ pub struct File {
     /// Its path. The content says by itself which form it has (see
     /// [`crate::membership::document`]).
     pub path: PathBuf,
+}
+
+/// A name with the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dns {
+    /// The name, in full: search domains do not apply to it.
+    pub name: String,
+    /// What is asked for.
+    pub records: Records,
+    /// Who is asked; if empty, who `/etc/resolv.conf` says.
+    pub resolvers: Vec<SocketAddr>,
+    /// Answers are kept for this long at least, whatever their TTL.
+    pub refresh_min: Duration,
+    /// Answers are kept for this long at most, whatever their TTL.
+    pub refresh_max: Duration,
+}
+
+/// Records that a name has for its members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Records {
+    /// Addresses; a port comes with none of them.
+    Addresses {
+        /// The port of all members.
+        port: u16,
+        /// Which addresses.
+        families: Families,
+    },
+    /// Names, ports, weights and priorities (RFC 2782).
+    Srv,
+}
+
+/// Kinds of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Families {
+    /// A and AAAA.
+    Both,
+    /// A.
+    V4,
+    /// AAAA.
+    V6,
+}
+
+/// A service of a Kubernetes cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// Its name.
+    pub service: String,
+    /// Its namespace. `None`: the one that the credentials belong to.
+    pub namespace: Option<String>,
+    /// Which of the ports of its pods.
+    pub port: Port,
+    /// Where the cluster and the credentials are described. `None`: `$KUBECONFIG`,
+    /// `~/.kube/config`, or the service account of the pod that the daemon runs in.
+    pub kubeconfig: Option<PathBuf>,
+    /// Which of the contexts in there. `None`: the current one.
+    pub context: Option<String>,
+}
+
+/// A port of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// By its name in the service; pods may have different numbers for it.
+    Named(String),
+    /// By its number in the pods, which is the service's `targetPort`.
+    Number(u16),
 }

@@ -105,19 +105,8 @@ fn parse(path: &Path, content: &[u8]) -> Result<Membership, String> {
 #[cfg(test)]
 mod tests {
     use super::super::Latest;
+    use super::super::tests::wait;
     use super::*;
-
-    /// Waits until `done` holds of what the source has said.
-    async fn wait(
-        latest: &mut tokio::sync::watch::Receiver<Latest>,
-        done: impl FnMut(&Latest) -> bool,
-    ) -> Latest {
-        tokio::time::timeout(Duration::from_secs(30), latest.wait_for(done))
-            .await
-            .expect("in time")
-            .expect("the source lives")
-            .clone()
-    }
 
     fn count(latest: &Latest) -> Option<usize> {
         latest.membership.as_ref().map(|m| m.members().len())

@@ -21,12 +21,14 @@ impl Backoff {
         Self { base, max, failures: 0, until: None }
     }
 
-    /// Counts a failure and starts the pause.
-    pub fn fail(&mut self, now: Instant, rng: &mut impl Rng) {
+    /// Counts a failure and starts the pause, whose length it returns.
+    pub fn fail(&mut self, now: Instant, rng: &mut impl Rng) -> Duration {
         let pause = self.base.saturating_mul(1 << self.failures.min(20)).min(self.max);
         self.failures = self.failures.saturating_add(1);
         // Without jitter, the workers of a whole fleet would come back at the same instant.
-        self.until = Some(now + pause.mul_f64(rng.random_range(0.5..=1.0)));
+        let pause = pause.mul_f64(rng.random_range(0.5..=1.0));
+        self.until = Some(now + pause);
+        pause
     }
 
     /// A success ends everything.

@@ -81,6 +81,8 @@ pub(super) struct Discovery {
     /// Default `keep`: an empty list is more often a mistake than the truth.
     pub on_empty: Option<String>,
     pub file: Option<DiscoveryFile>,
+    pub dns: Option<DiscoveryDns>,
+    pub kubernetes: Option<DiscoveryKubernetes>,
 }
 
 /// `[service.discovery.file]`.
@@ -88,6 +90,71 @@ pub(super) struct Discovery {
 #[serde(deny_unknown_fields)]
 pub(super) struct DiscoveryFile {
     pub path: PathBuf,
+}
+
+/// `[service.discovery.dns]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DiscoveryDns {
+    pub name: String,
+    /// Default `address`: all addresses, of both families.
+    pub record: Option<String>,
+    /// Addresses only, and needed for them.
+    pub port: Option<u32>,
+    /// Default: those of `/etc/resolv.conf`.
+    #[serde(default)]
+    pub resolvers: Vec<String>,
+    /// Default 1 s: servers that balance by DNS say 0 and mean "often".
+    pub refresh_min: Option<String>,
+    /// Default 60 s: a TTL of a day is not meant to hide a new origin for a day.
+    pub refresh_max: Option<String>,
+}
+
+/// `[service.discovery.kubernetes]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DiscoveryKubernetes {
+    pub service: String,
+    /// Default: the namespace of the pod or of the context.
+    pub namespace: Option<String>,
+    /// No default: a second port that is added later must not make the first one ambiguous.
+    pub port: PortOrName,
+    /// Default: as `kubectl` does it, then the service account of the pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// Default: the current one of the kubeconfig.
+    pub context: Option<String>,
+}
+
+/// `port = 8080` or `port = "http"`.
+#[derive(Debug)]
+pub(super) enum PortOrName {
+    Number(i64),
+    Name(String),
+}
+
+// By hand for the same reason as `Keepalive` below.
+impl<'de> Deserialize<'de> for PortOrName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrName;
+
+        impl Visitor<'_> for NumberOrName {
+            type Value = PortOrName;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the number or the name of a port")
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<PortOrName, E> {
+                Ok(PortOrName::Number(number))
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<PortOrName, E> {
+                Ok(PortOrName::Name(name.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(NumberOrName)
+    }
 }
 
 /// `[service.pool]`: per worker and origin.

@@ -3,6 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::discovery::{Dns, Families, Kubernetes, Port, Records, Source};
 use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Route};
 
 const MINIMAL: &str = r#"
@@ -508,7 +509,7 @@ fn discovery() {
         &format!("{service}[service.discovery]\non_empty = \"panic\""),
         &[
             "service \"d\": discovery.on_empty = \"panic\": must be \"keep\" or \"apply\"",
-            "service \"d\": discovery = (0 sources): needs exactly one of `file`",
+            "service \"d\": discovery = (0 sources): needs exactly one of `file`, `dns`, `kubernetes`",
         ],
     );
     check(
@@ -516,6 +517,113 @@ fn discovery() {
         &[
             "service \"d\": origins = [\"10.0.0.1:80\"]: cannot be given together with `discovery`",
             "service \"d\": discovery.file.path = \"x\": must be an absolute path: the daemon's working directory is nobody's",
+        ],
+    );
+}
+
+/// A service with this source.
+fn discovering(source: &str) -> String {
+    format!(
+        "[[service]]\nname = \"d\"\nlisten = [\"127.0.0.1:80\"]\nprotocol = \"http1\"\n\
+         [service.discovery.{source}"
+    )
+}
+
+fn discovered(source: &str) -> Source {
+    parsed(&discovering(source)).services.remove(0).discovery.expect("a source").source
+}
+
+#[test]
+fn discovery_by_dns() {
+    let expected = Dns {
+        name: "web.example.com".to_owned(),
+        records: Records::Addresses { port: 80, families: Families::Both },
+        resolvers: Vec::new(),
+        refresh_min: Duration::from_secs(1),
+        refresh_max: Duration::from_mins(1),
+    };
+    let found = discovered("dns]\nname = \"web.example.com.\"\nport = 80");
+    assert!(matches!(found, Source::Dns(dns) if dns == expected));
+    let found = discovered(
+        "dns]\nname = \"_http._tcp.web\"\nrecord = \"srv\"\nresolvers = [\"127.0.0.53:53\"]",
+    );
+    let Source::Dns(dns) = found else { panic!("{found:?}") };
+    assert_eq!((dns.records, dns.resolvers.len()), (Records::Srv, 1));
+
+    let check =
+        |keys: &str, expected: &[&str]| check(&discovering(&format!("dns]\n{keys}")), expected);
+    let long = format!("{}.com", "a".repeat(64));
+    for name in ["10.0.0.1", "", "a..b", "-a.com", "a b.com", "web.example.com:80", &long] {
+        let rule = "must be a full DNS name, such as origins.example.com";
+        let problem = format!("service \"d\": discovery.dns.name = {name:?}: {rule}");
+        check(&format!("name = {name:?}\nport = 80"), &[&problem]);
+    }
+    check(
+        "name = \"a\"\nrecord = \"aaaa\"",
+        &[
+            "service \"d\": discovery.dns.port: is needed: only `record = \"srv\"` brings ports of its own",
+        ],
+    );
+    check(
+        "name = \"a\"\nport = 65536\nresolvers = [\"127.0.0.53\"]",
+        &[
+            "service \"d\": discovery.dns.port = 65536: must be 1..=65535",
+            "service \"d\": discovery.dns.resolvers = \"127.0.0.53\": must be ADDRESS:PORT, such as 10.0.0.1:80 or [fd00::1]:80",
+        ],
+    );
+    check(
+        "name = \"a\"\nrecord = \"srv\"\nport = 80",
+        &[
+            "service \"d\": discovery.dns.port = 80: belongs to addresses; SRV records bring ports of their own",
+        ],
+    );
+    check(
+        "name = \"a\"\nrecord = \"mx\"\nport = 80",
+        &[
+            "service \"d\": discovery.dns.record = \"mx\": must be \"address\" or \"a\" or \"aaaa\" or \"srv\"",
+        ],
+    );
+    check(
+        "name = \"a\"\nport = 80\nrefresh_min = \"10ms\"\nrefresh_max = \"500ms\"",
+        &[
+            "service \"d\": discovery.dns.refresh_min = \"10ms\": must be at least 100ms",
+            "service \"d\": discovery.dns.refresh_min = \"10ms\": must not be longer than discovery.dns.refresh_max (500ms)",
+        ],
+    );
+}
+
+#[test]
+fn discovery_by_kubernetes() {
+    let expected = Kubernetes {
+        service: "web".to_owned(),
+        namespace: Some("shop".to_owned()),
+        port: Port::Number(8080),
+        kubeconfig: None,
+        context: None,
+    };
+    let found = discovered("kubernetes]\nservice = \"web\"\nnamespace = \"shop\"\nport = 8080");
+    assert!(matches!(found, Source::Kubernetes(kubernetes) if kubernetes == expected));
+    let found = discovered("kubernetes]\nservice = \"web\"\nport = \"http\"");
+    let Source::Kubernetes(kubernetes) = found else { panic!("{found:?}") };
+    assert_eq!(kubernetes.port, Port::Named("http".to_owned()));
+
+    let check = |keys: &str, expected: &[&str]| {
+        check(&discovering(&format!("kubernetes]\n{keys}")), expected);
+    };
+    check(
+        "service = \"web,tier=x\"\nnamespace = \"\"\nport = 0\nkubeconfig = \"config\"",
+        &[
+            "service \"d\": discovery.kubernetes.service = \"web,tier=x\": must be 1..=63 of a-z 0-9 -, as Kubernetes wants it",
+            "service \"d\": discovery.kubernetes.namespace = \"\": must be 1..=63 of a-z 0-9 -, as Kubernetes wants it",
+            "service \"d\": discovery.kubernetes.port = 0: must be 1..=65535",
+            "service \"d\": discovery.kubernetes.kubeconfig = \"config\": must be an absolute path: the daemon's working directory is nobody's",
+        ],
+    );
+    let two = "file]\npath = \"/o\"\n[service.discovery.kubernetes]\nservice = \"a\"\nport = 1";
+    super::tests::check(
+        &discovering(two),
+        &[
+            "service \"d\": discovery = (2 sources): needs exactly one of `file`, `dns`, `kubernetes`",
         ],
     );
 }

@@ -1,11 +1,21 @@
 //! Rules of `[service.discovery]`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::super::raw;
+use super::super::{address, raw};
 use super::check::Checker;
-use super::quoted;
-use crate::config::discovery::{Discovery, File, OnEmpty, Source};
+use super::{addresses, quoted};
+use crate::config::discovery::{
+    Discovery, Dns, Families, File, Kubernetes, OnEmpty, Port, Records, Source,
+};
+
+/// A server that is asked more often than this has reason to complain.
+const REFRESH_MIN: Duration = Duration::from_millis(100);
+/// A name of 255 bytes on the wire (RFC 1035 section 3.1), written with dots and without the last.
+const DNS_NAME_LEN_MAX: usize = 253;
+/// RFC 1035 section 2.3.4.
+const LABEL_LEN_MAX: usize = 63;
 
 /// The table that says where members come from; `None` without one, or if it is broken.
 pub(super) fn discovery(check: &mut Checker, raw: raw::Discovery) -> Option<Discovery> {
@@ -37,10 +47,14 @@ pub(super) fn discovery(check: &mut Checker, raw: raw::Discovery) -> Option<Disc
         &[("keep", OnEmpty::Keep), ("apply", OnEmpty::Apply)],
         Some(OnEmpty::default()),
     );
-    let sources = [raw.file.map(|raw| file(check, raw))];
+    let sources = [
+        raw.file.map(|raw| file(check, raw)),
+        raw.dns.map(|raw| dns(check, &raw)),
+        raw.kubernetes.map(|raw| kubernetes(check, raw)),
+    ];
     let [source] = sources.into_iter().flatten().collect::<Vec<_>>().try_into().unwrap_or_else(
         |found: Vec<_>| {
-            let rule = "needs exactly one of `file`";
+            let rule = "needs exactly one of `file`, `dns`, `kubernetes`";
             check.broken("discovery", format_args!("({} sources)", found.len()), rule);
             [None]
         },
@@ -49,10 +63,113 @@ pub(super) fn discovery(check: &mut Checker, raw: raw::Discovery) -> Option<Disc
 }
 
 fn file(check: &mut Checker, raw: raw::DiscoveryFile) -> Option<Source> {
-    if !raw.path.is_absolute() {
-        let rule = "must be an absolute path: the daemon's working directory is nobody's";
-        check.broken("discovery.file.path", quoted(&raw.path.to_string_lossy()), rule);
-        return None;
+    let path = absolute(check, "discovery.file.path", raw.path)?;
+    Some(Source::File(File { path }))
+}
+
+fn dns(check: &mut Checker, raw: &raw::DiscoveryDns) -> Option<Source> {
+    let usable = |label: &str| is_label(label, |c| c.is_ascii_alphanumeric() || c == '_');
+    let relative = raw.name.strip_suffix('.').unwrap_or(&raw.name);
+    // The last label of an IPv4 address is a number, and that of a name is not (RFC 1123 2.1).
+    let number = relative.rsplit('.').next().is_some_and(|l| l.bytes().all(|b| b.is_ascii_digit()));
+    if relative.len() > DNS_NAME_LEN_MAX || number || !relative.split('.').all(usable) {
+        let rule = "must be a full DNS name, such as origins.example.com";
+        check.broken("discovery.dns.name", quoted(&raw.name), rule);
     }
-    Some(Source::File(File { path: raw.path }))
+    let families = check.choice(
+        "discovery.dns.record",
+        raw.record.as_deref(),
+        &[
+            ("address", Some(Families::Both)),
+            ("a", Some(Families::V4)),
+            ("aaaa", Some(Families::V6)),
+            ("srv", None),
+        ],
+        Some(Some(Families::Both)),
+    );
+    let records = if let Some(Some(families)) = families {
+        if raw.port.is_none() {
+            let rule = "is needed: only `record = \"srv\"` brings ports of its own";
+            check.broken("discovery.dns.port", "", rule);
+        }
+        let port = check.number("discovery.dns.port", raw.port, 1, 1..=u16::MAX.into());
+        Records::Addresses { port: port.try_into().ok()?, families }
+    } else {
+        let rule = "belongs to addresses; SRV records bring ports of their own";
+        check.absent("discovery.dns.port", raw.port.filter(|_| families.is_some()), rule);
+        Records::Srv
+    };
+    let resolvers = addresses(check, "discovery.dns.resolvers", &raw.resolvers, address::origin);
+    let refresh_min = check.duration_from(
+        "discovery.dns.refresh_min",
+        raw.refresh_min.as_deref(),
+        Duration::from_secs(1),
+        REFRESH_MIN,
+    );
+    let refresh_max = check.duration_from(
+        "discovery.dns.refresh_max",
+        raw.refresh_max.as_deref(),
+        Duration::from_mins(1).max(refresh_min),
+        REFRESH_MIN,
+    );
+    if refresh_min > refresh_max {
+        check.broken(
+            "discovery.dns.refresh_min",
+            quoted(raw.refresh_min.as_deref().unwrap_or("1s")),
+            format!(
+                "must not be longer than discovery.dns.refresh_max ({})",
+                humantime::format_duration(refresh_max)
+            ),
+        );
+    }
+    Some(Source::Dns(Dns {
+        name: relative.to_owned(),
+        records,
+        resolvers,
+        refresh_min,
+        refresh_max,
+    }))
+}
+
+fn kubernetes(check: &mut Checker, raw: raw::DiscoveryKubernetes) -> Option<Source> {
+    let mut name = |key: &str, name: String| {
+        if !is_label(&name, |c| c.is_ascii_lowercase() || c.is_ascii_digit()) {
+            let rule = format!("must be 1..={LABEL_LEN_MAX} of a-z 0-9 -, as Kubernetes wants it");
+            check.broken(key, quoted(&name), rule);
+        }
+        name
+    };
+    let service = name("discovery.kubernetes.service", raw.service);
+    let namespace = raw.namespace.map(|text| name("discovery.kubernetes.namespace", text));
+    let port = match raw.port {
+        raw::PortOrName::Name(text) => Port::Named(name("discovery.kubernetes.port", text)),
+        raw::PortOrName::Number(number) => {
+            let allowed = 1..=u16::MAX.into();
+            let number = check.number("discovery.kubernetes.port", Some(number), 1, allowed);
+            Port::Number(number.try_into().ok()?)
+        }
+    };
+    let kubeconfig = match raw.kubeconfig {
+        Some(path) => Some(absolute(check, "discovery.kubernetes.kubeconfig", path)?),
+        None => None,
+    };
+    let context = raw.context;
+    Some(Source::Kubernetes(Kubernetes { service, namespace, port, kubeconfig, context }))
+}
+
+/// A part of a name: of these characters and hyphens, which are neither the first nor the last.
+fn is_label(text: &str, usable: impl Fn(char) -> bool) -> bool {
+    (1..=LABEL_LEN_MAX).contains(&text.len())
+        && text.chars().all(|c| usable(c) || c == '-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn absolute(check: &mut Checker, key: &str, path: PathBuf) -> Option<PathBuf> {
+    if path.is_absolute() {
+        return Some(path);
+    }
+    let rule = "must be an absolute path: the daemon's working directory is nobody's";
+    check.broken(key, quoted(&path.to_string_lossy()), rule);
+    None
 }
