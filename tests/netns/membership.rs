@@ -212,7 +212,7 @@ fn a_list_that_cannot_be_used_changes_nothing() {
 
 #[test]
 fn an_empty_list_means_what_the_operator_says() {
-    let fleet = Fleet::start(Way::Relay, 1, 1, "debounce = \"20ms\"\non_empty = \"apply\"");
+    let fleet = Fleet::start(Way::Relay, 1, 1, "debounce = \"20ms\"\non_empty = \"drop\"");
     fleet.set(&[]);
     let refused = get(&fleet);
     assert_eq!(refused.status, 503);

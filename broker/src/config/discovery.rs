@@ -24,7 +24,7 @@ pub enum OnEmpty {
     #[default]
     Keep,
     /// There are no origins; clients are refused.
-    Apply,
+    Drop,
 }
 
 /// Where members come from.

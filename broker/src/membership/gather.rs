@@ -162,7 +162,7 @@ mod tests {
         let waited = tokio::time::timeout(10 * MAX, keeping.next()).await;
         assert!(waited.is_err(), "nothing is taken up");
 
-        let (feed, mut applying) = gather(OnEmpty::Apply);
+        let (feed, mut applying) = gather(OnEmpty::Drop);
         feed.accept(list(1), "");
         next(&mut applying).await;
         feed.accept(list(0), "");

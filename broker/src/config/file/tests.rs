@@ -508,7 +508,7 @@ fn discovery() {
     check(
         &format!("{service}[service.discovery]\non_empty = \"panic\""),
         &[
-            "service \"d\": discovery.on_empty = \"panic\": must be \"keep\" or \"apply\"",
+            "service \"d\": discovery.on_empty = \"panic\": must be \"keep\" or \"drop\"",
             "service \"d\": discovery = (0 sources): needs exactly one of `file`, `dns`, `kubernetes`",
         ],
     );

@@ -44,7 +44,7 @@ pub(super) fn discovery(check: &mut Checker, raw: raw::Discovery) -> Option<Disc
     let on_empty = check.choice(
         "discovery.on_empty",
         raw.on_empty.as_deref(),
-        &[("keep", OnEmpty::Keep), ("apply", OnEmpty::Apply)],
+        &[("keep", OnEmpty::Keep), ("drop", OnEmpty::Drop)],
         Some(OnEmpty::default()),
     );
     let sources = [
