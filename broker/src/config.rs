@@ -5,6 +5,7 @@
 
 pub mod discovery;
 pub mod file;
+pub mod gateway;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -29,6 +30,8 @@ pub struct Config {
     pub heartbeat_age_max: Duration,
     /// How long leases may finish after a stop was asked for.
     pub drain_timeout: Duration,
+    /// Which gateway of its fleet this daemon is.
+    pub gateway: gateway::Gateway,
     /// The brokered services, in the order of the file. Names are unique.
     pub services: Vec<Service>,
 }

@@ -2,7 +2,7 @@
 //!
 //! Start: kernel programs, workers (which listen and warm up), interception, admin socket. Stop:
 //! interception first, so that new connections go straight to the origins while those that are
-//! here are served to their end.
+//! here are served to their end. Once they are, this gateway's index is given back.
 
 mod origins;
 
@@ -23,6 +23,7 @@ use crate::config::{Config, Route, Steer};
 use crate::datapath::kernel::{self, Kernel, KernelLog};
 use crate::datapath::steering::{Carried, Layout};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
+use crate::fleet;
 use crate::net;
 use crate::pool::budget::Budget;
 use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
@@ -86,6 +87,7 @@ impl Control {
         let mut hangup = signal(SignalKind::hangup())?;
 
         refuse_taken_addresses(config)?;
+        let fleet = fleet::start(&config.gateway, Arc::clone(&self.shared.datapath))?;
         self.origins.start(&self.shared.registry).await;
         let mut workers = Vec::new();
         for index in 0..config.workers.get() {
@@ -139,6 +141,8 @@ impl Control {
             _ = interrupt.recv() => tracing::warn!("told to stop again; ending at once"),
         }
         self.stage.send_replace(Stage::Quit);
+        // Not before: what is left was dialled in this gateway's place.
+        fleet.leave().await;
         let joined: anyhow::Result<Vec<()>> = workers.into_iter().map(Worker::join).collect();
         // A request that somebody never finishes must not keep the daemon from ending.
         if let Ok(ended) = tokio::time::timeout(ADMIN_GRACE, admin).await {

@@ -8,6 +8,7 @@ mod sys;
 
 pub mod daemon;
 pub mod datapath;
+pub mod grpc;
 pub mod net;
 pub mod worker;
 
@@ -16,6 +17,7 @@ pub mod relay;
 pub mod session;
 
 pub mod boundary;
+pub mod fleet;
 pub mod membership;
 pub mod origin;
 pub mod pool;

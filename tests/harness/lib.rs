@@ -19,6 +19,7 @@ pub mod origin;
 
 pub mod client;
 pub mod daemon;
+pub mod etcd;
 pub mod load;
 pub mod torture;
 
@@ -29,6 +30,7 @@ pub use cgroup::Cgroup;
 pub use client::Client;
 pub use counters::Counters;
 pub use daemon::Daemon;
+pub use etcd::Etcd;
 pub use lab::Lab;
 pub use netns::Netns;
 pub use process::{Launch, Process};

@@ -12,6 +12,7 @@ mod counting;
 mod demonstration;
 mod doctor;
 mod failure;
+mod fleet;
 mod framing;
 mod hostile;
 mod idle;

@@ -31,6 +31,7 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("python3", "python3", "an origin and a client in another language"),
     ("node", "nodejs", "an origin and a client in another language"),
     ("redis-server", "redis-server", "an origin with another protocol"),
+    ("etcd", "etcd-server", "a registry of gateways"),
 ];
 
 /// What has to be there.

@@ -53,6 +53,24 @@ pub(super) fn intercept(text: &str) -> Result<Intercept, String> {
     Ok(Intercept { net: canonical(net), port })
 }
 
+/// `http://host:port`: a gRPC server.
+pub(super) fn server(text: &str) -> Result<(), String> {
+    let uri = text.parse::<hyper::Uri>().ok();
+    let plain = uri.filter(|uri| {
+        // A URI with an authority has at least the path "/".
+        let bare = uri.path_and_query().is_none_or(|path| path == "/") && !text.ends_with('/');
+        let named = uri.host().is_some_and(|host| !host.is_empty());
+        bare && named && uri.port_u16().is_some_and(|port| port != 0)
+    });
+    match plain.as_ref().and_then(hyper::Uri::scheme_str) {
+        Some("http") => Ok(()),
+        Some("https") => Err("TLS is not supported: http://HOST:PORT of the server, or of a proxy \
+                              on this host that speaks TLS to it"
+            .to_owned()),
+        _ => Err("must be http://HOST:PORT, such as http://10.0.0.1:2379".to_owned()),
+    }
+}
+
 const PORT_RULE: &str = "the port must be 1..=65535";
 
 /// An address as the rules compare it: IPv4-mapped IPv6 is IPv4.
@@ -109,6 +127,17 @@ mod tests {
         assert_eq!(shown("[fd00::/64]:80"), "fd00::/64 80");
         assert_eq!(shown("[::1]:80"), "::1/128 80");
         assert_eq!(shown("[::ffff:10.0.0.0/104]:80"), "10.0.0.0/8 80");
+    }
+
+    #[test]
+    fn servers() {
+        for good in ["http://127.0.0.1:2379", "http://etcd-0.etcd:2379", "http://[fd00::1]:80"] {
+            assert_eq!(server(good), Ok(()), "{good}");
+        }
+        for bad in ["", "127.0.0.1:2379", "http://a", "http://a:0", "http://a:1/x", "ftp://a:1"] {
+            assert!(server(bad).is_err_and(|rule| rule.starts_with("must be")), "{bad}");
+        }
+        assert!(server("https://a:1").is_err_and(|rule| rule.starts_with("TLS")));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::de::{Deserializer, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer};
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
@@ -24,9 +24,52 @@ pub(super) struct File {
     pub heartbeat_age_max: Option<String>,
     /// Default 30 s: long enough for slow answers; the unit's `TimeoutStopSec` is set above it.
     pub drain_timeout: Option<String>,
+    /// Default: the only gateway.
+    pub gateway: Option<Gateway>,
     /// At least one.
     #[serde(default)]
     pub service: Vec<Service>,
+}
+
+/// `[gateway]`: which one of its fleet this is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Gateway {
+    /// Default: claimed in `etcd`.
+    pub index: Option<Index>,
+    /// With `index` only: it goes with whoever hands indices out.
+    pub count: Option<u32>,
+    pub etcd: Option<Etcd>,
+}
+
+/// `index = 7`, `index = "hostname"` or a table.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Index {
+    Number(u64),
+    Word(String),
+    Table(IndexTable),
+}
+
+/// The table form: one of its keys.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct IndexTable {
+    pub file: Option<PathBuf>,
+    pub env: Option<String>,
+}
+
+/// `[gateway.etcd]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Etcd {
+    pub endpoints: Vec<String>,
+    /// No default: two fleets that share one by accident would take each other's indices.
+    pub prefix: String,
+    /// Default 10 s: survives a restart of etcd's leader, and a vanished gateway's place is free
+    /// soon.
+    pub ttl: Option<String>,
+    /// Default: the host's name and machine id.
+    pub name: Option<String>,
 }
 
 /// One `[[service]]`.
@@ -262,5 +305,39 @@ impl<'de> Deserialize<'de> for Keepalive {
         }
 
         deserializer.deserialize_any(BoolOrTable)
+    }
+}
+
+// By hand, for the same reason.
+impl<'de> Deserialize<'de> for Index {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberWordOrTable;
+
+        impl<'de> Visitor<'de> for NumberWordOrTable {
+            type Value = Index;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("7, \"hostname\", { file = \"/path\" } or { env = \"VARIABLE\" }")
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Index, E> {
+                Ok(Index::Number(number))
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Index, E> {
+                let unexpected = || E::invalid_value(Unexpected::Signed(number), &self);
+                number.try_into().map(Index::Number).map_err(|_negative| unexpected())
+            }
+
+            fn visit_str<E>(self, word: &str) -> Result<Index, E> {
+                Ok(Index::Word(word.to_owned()))
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Index, M::Error> {
+                IndexTable::deserialize(MapAccessDeserializer::new(map)).map(Index::Table)
+            }
+        }
+
+        deserializer.deserialize_any(NumberWordOrTable)
     }
 }

@@ -5,6 +5,7 @@
 
 mod check;
 mod discovery;
+mod gateway;
 mod pool;
 mod unique;
 
@@ -56,6 +57,7 @@ pub(super) fn validate(file: raw::File) -> Result<Config, Vec<Problem>> {
         Duration::from_secs(30),
         Duration::ZERO,
     );
+    let gateway = file.gateway.map(|raw| gateway::gateway(&mut check, raw)).unwrap_or_default();
     if file.service.is_empty() {
         check.broken("service", "", "at least one [[service]] is needed");
     }
@@ -72,6 +74,7 @@ pub(super) fn validate(file: raw::File) -> Result<Config, Vec<Problem>> {
         intercept_from_netns,
         heartbeat_age_max,
         drain_timeout,
+        gateway,
         services,
     })
 }

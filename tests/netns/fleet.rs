@@ -1,0 +1,294 @@
+//! Which gateway am I: indices claimed in a real etcd.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::config::gateway::{self, Gateway, Index};
+use broker::datapath::Inert;
+use broker::fleet::{self, Fleet, Status};
+use harness::etcd::ENDPOINT;
+use harness::{Daemon, Etcd, Lab, eventually};
+
+use crate::support::{SOON, Service};
+
+/// The shortest that there is.
+const TTL: Duration = Duration::from_secs(2);
+
+/// Longer than a lease that is not renewed lasts: etcd looks for expired ones twice a second, and
+/// one that has restarted gives them their whole time again.
+const LEASE_OVER: Duration = Duration::from_secs(15);
+
+fn etcd(name: &str) -> gateway::Etcd {
+    gateway::Etcd {
+        endpoints: vec![ENDPOINT.into()],
+        prefix: "/broker/fleet".into(),
+        ttl: TTL,
+        name: Some(name.into()),
+    }
+}
+
+fn claimed(name: &str) -> Fleet {
+    fleet::start(&Gateway::Claimed(etcd(name)), Arc::new(Inert)).unwrap()
+}
+
+fn configured(name: &str, index: u32) -> Fleet {
+    let gateway = Gateway::Configured {
+        index: Index::Number(index),
+        count: 10.try_into().unwrap(),
+        registry: Some(etcd(name)),
+    };
+    fleet::start(&gateway, Arc::new(Inert)).unwrap()
+}
+
+/// Waits until `done` holds of what a gateway knows.
+async fn wait(fleet: &Fleet, what: &str, done: impl FnMut(&Status) -> bool) -> Status {
+    let mut status = fleet.status();
+    let waiting = tokio::time::timeout(LEASE_OVER, status.wait_for(done));
+    match waiting.await {
+        Ok(status) => status.expect("it runs").clone(),
+        Err(_elapsed) => panic!("not in time: {what}; {:?}", fleet.status().borrow()),
+    }
+}
+
+async fn index(fleet: &Fleet) -> u32 {
+    let status = wait(fleet, "an index", |s| s.identity.is_some()).await;
+    status.identity.unwrap().index
+}
+
+async fn gateways(fleet: &Fleet, expected: u32) {
+    wait(fleet, "the number of gateways", |s| s.identity.is_some_and(|i| i.gateways == expected))
+        .await;
+}
+
+/// Runs a test on the lab's host, next to an etcd.
+fn with_etcd<F: Future<Output = ()>>(test: impl FnOnce(Etcd) -> F + Send) {
+    let lab = Lab::new(0).unwrap();
+    let etcd = Etcd::start(&lab).unwrap();
+    lab.host.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test(etcd));
+    });
+}
+
+#[test]
+fn five_at_once_get_five_indices() {
+    with_etcd(|_etcd| async {
+        let fleets: Vec<_> = (0..5).map(|i| claimed(&format!("gateway-{i}"))).collect();
+        let mut indices = Vec::new();
+        for fleet in &fleets {
+            indices.push(index(fleet).await);
+        }
+        indices.sort_unstable();
+        assert_eq!(indices, [0, 1, 2, 3, 4]);
+        for fleet in &fleets {
+            gateways(fleet, 5).await;
+        }
+    });
+}
+
+#[test]
+fn what_is_given_back_is_free_at_once() {
+    with_etcd(|_etcd| async {
+        let (first, second) = (claimed("a"), claimed("b"));
+        let (taken, other) = (index(&first).await, index(&second).await);
+        first.leave().await;
+        let third = claimed("c");
+        assert_eq!(index(&third).await, taken);
+        assert_ne!(taken, other);
+        // The highest index leaves: the fleet is smaller, but not before its lease's time.
+        gateways(&second, 2).await;
+    });
+}
+
+#[test]
+fn who_vanishes_loses_the_index_with_the_lease() {
+    with_etcd(|_etcd| async {
+        let first = claimed("a");
+        assert_eq!(index(&first).await, 0);
+        let second = claimed("b");
+        assert_eq!(index(&second).await, 1);
+        gateways(&first, 2).await;
+        // As `kill -9` does it: nothing is given back.
+        drop(first);
+        let third = claimed("c");
+        assert_eq!(index(&third).await, 2, "the lease has not ended");
+        third.leave().await;
+        let mut fourth = claimed("d");
+        let patience = tokio::time::Instant::now() + LEASE_OVER;
+        while index(&fourth).await != 0 {
+            assert!(tokio::time::Instant::now() < patience, "the lease does not end");
+            fourth.leave().await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            fourth = claimed("d");
+        }
+        // Nobody has 2 any more.
+        gateways(&second, 2).await;
+    });
+}
+
+#[test]
+fn a_restarted_gateway_has_its_index_again() {
+    with_etcd(|_etcd| async {
+        let fleets = [claimed("a"), claimed("b")];
+        let before = [index(&fleets[0]).await, index(&fleets[1]).await];
+        drop(fleets);
+        let fleets = [claimed("b"), claimed("a")];
+        assert_eq!([index(&fleets[1]).await, index(&fleets[0]).await], before);
+        // The old leases end, and the keys do not with them.
+        tokio::time::sleep(TTL * 3).await;
+        let third = claimed("c");
+        assert_eq!(index(&third).await, 2);
+    });
+}
+
+#[test]
+fn losing_etcd_changes_nothing() {
+    with_etcd(|mut etcd| async move {
+        let fleets = [claimed("a"), claimed("b"), claimed("c")];
+        let mut before = Vec::new();
+        for fleet in &fleets {
+            gateways(fleet, 3).await;
+            before.push(fleet.status().borrow().identity);
+        }
+        let unchanged = |when: &str| {
+            let now: Vec<_> = fleets.iter().map(|f| f.status().borrow().identity).collect();
+            assert_eq!(now, before, "{when}");
+        };
+        etcd.stop().unwrap();
+        for fleet in &fleets {
+            wait(fleet, "that etcd is lost", |s| s.error().is_some()).await;
+        }
+        // Longer than the leases.
+        tokio::time::sleep(TTL * 2).await;
+        unchanged("without etcd");
+        etcd.resume().unwrap();
+        for fleet in &fleets {
+            wait(fleet, "that etcd is back", |s| s.error().is_none()).await;
+        }
+        unchanged("with etcd again");
+        // Also if etcd has forgotten everything.
+        etcd.stop().unwrap();
+        etcd.forget().unwrap();
+        for fleet in &fleets {
+            wait(fleet, "that etcd is lost", |s| s.error().is_some()).await;
+        }
+        etcd.resume().unwrap();
+        for fleet in &fleets {
+            wait(fleet, "that etcd is back", |s| s.error().is_none()).await;
+        }
+        unchanged("with a new etcd");
+        assert_eq!(index(&claimed("d")).await, 3);
+        assert!(fleets.iter().all(|f| f.status().borrow().conflicts == 0));
+    });
+}
+
+#[test]
+fn an_etcd_that_hangs_is_noticed() {
+    with_etcd(|etcd| async move {
+        let fleet = claimed("a");
+        assert_eq!(index(&fleet).await, 0);
+        etcd.freeze().unwrap();
+        wait(&fleet, "that etcd hangs", |s| s.error().is_some()).await;
+        assert_eq!(index(&fleet).await, 0);
+        etcd.thaw().unwrap();
+        wait(&fleet, "that etcd is back", |s| s.error().is_none()).await;
+        assert_eq!(index(&fleet).await, 0);
+        let start = tokio::time::Instant::now();
+        etcd.freeze().unwrap();
+        fleet.leave().await;
+        assert!(start.elapsed() < SOON, "leaving waits for an etcd that hangs");
+        etcd.thaw().unwrap();
+    });
+}
+
+#[test]
+fn an_index_that_was_taken_meanwhile_is_given_up() {
+    with_etcd(|mut etcd| async move {
+        let first = claimed("a");
+        assert_eq!(index(&first).await, 0);
+        // The other one comes first after the outage, which has cost the registry its memory.
+        etcd.stop().unwrap();
+        wait(&first, "that etcd is lost", |s| s.error().is_some()).await;
+        etcd.forget().unwrap();
+        let second = configured("b", 0);
+        etcd.resume().unwrap();
+        wait(&second, "that etcd is back", |s| s.error().is_none()).await;
+        wait(&first, "that etcd is back", |s| s.error().is_none()).await;
+        let (first, second) = (first.status().borrow().clone(), second.status().borrow().clone());
+        // Who of them was faster does not matter: both know who they are, and one of them knows
+        // that there were two.
+        assert_eq!(first.conflicts + second.conflicts, 1, "{first:?} {second:?}");
+        match first.conflicts {
+            0 => assert!(second.conflict.is_some_and(|c| c.contains("held by a"))),
+            _ => assert_eq!(first.identity.map(|i| i.index), Some(1)),
+        }
+    });
+}
+
+#[test]
+fn two_with_one_configured_index_are_reported() {
+    with_etcd(|_etcd| async {
+        let (first, other) = (configured("a", 7), configured("x", 3));
+        wait(&first, "its entry", |s| s.error().is_none()).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let second = configured("b", 7);
+        let status = wait(&second, "the conflict", |s| s.conflict.is_some()).await;
+        assert_eq!(status.conflict.as_deref(), Some("index 7 is held by a"));
+        assert_eq!(index(&second).await, 7, "what is configured holds");
+        assert_eq!(first.status().borrow().conflicts + other.status().borrow().conflicts, 0);
+        // The one leaves, the other moves in.
+        first.leave().await;
+        wait(&second, "the end of the conflict", |s| s.conflict.is_none()).await;
+        // A second one of the same name takes the entry over; the first one says so.
+        let twin = configured("b", 7);
+        let status = wait(&second, "the twin", |s| s.conflict.is_some()).await;
+        assert!(status.conflict.is_some_and(|c| c.contains("this one's name")));
+        assert_eq!(twin.status().borrow().conflicts, 0);
+    });
+}
+
+/// Five daemons, as operators run them.
+#[test]
+fn daemons_claim_keep_and_give_back() {
+    let lab = Lab::new(1).unwrap();
+    let mut etcd = Etcd::start(&lab).unwrap();
+    let start = |name: &str, port: u16| {
+        let service = Service {
+            daemon: &format!(
+                "[gateway.etcd]\nendpoints = [\"{ENDPOINT}\"]\nprefix = \"/broker/fleet\"\n\
+                 ttl = \"2s\"\nname = \"{name}\"\n"
+            ),
+            ..Service::default()
+        };
+        let config = service.render(&lab).replace(":8080\"", &format!(":{port}\""));
+        Daemon::spawn(&lab, &config).unwrap()
+    };
+    let mut daemons: Vec<_> = (0..5).map(|i| start(&format!("g{i}"), 9000 + i)).collect();
+    let logged = |daemon: &Daemon| {
+        let log = daemon.log();
+        let (_, rest) = log.rsplit_once("gateway index index=")?;
+        rest.split(' ').next()?.parse::<u32>().ok()
+    };
+    eventually(LEASE_OVER, "all have an index", || daemons.iter().all(|d| logged(d).is_some()));
+    let mut indices: Vec<_> = daemons.iter().filter_map(logged).collect();
+    let killed = daemons.pop().map(|mut d| d.process().kill().map(|()| logged(&d)));
+    let freed = killed.unwrap().unwrap().unwrap();
+    indices.sort_unstable();
+    assert_eq!(indices, [0, 1, 2, 3, 4]);
+
+    // Killed: free when the lease has ended.
+    std::thread::sleep(LEASE_OVER / 2);
+    let next = start("next", 9010);
+    eventually(SOON, "the freed index", || logged(&next) == Some(freed));
+    // Stopped: free at once.
+    next.stop().unwrap();
+    let last = start("last", 9011);
+    eventually(SOON, "the index that was given back", || logged(&last) == Some(freed));
+
+    etcd.stop().unwrap();
+    eventually(LEASE_OVER, "they say so", || last.log().contains("keeping what is known"));
+    assert_eq!(logged(&last), Some(freed));
+    assert!(last.request("GET", "/v1/health").is_ok(), "etcd is not needed to serve");
+    last.stop().unwrap();
+}
