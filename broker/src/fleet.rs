@@ -258,6 +258,13 @@ impl Place {
         });
     }
 
+    /// Nothing is wrong yet, but nothing is known either.
+    fn waits(&self, part: &'static str) {
+        self.0.send_modify(|status| {
+            status.errors.insert(part, "no answer yet".to_owned());
+        });
+    }
+
     fn works(&self, part: &'static str) {
         self.0.send_if_modified(|status| status.errors.remove(part).is_some());
     }

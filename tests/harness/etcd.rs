@@ -1,6 +1,7 @@
 //! A real etcd, as a registry of gateways.
 
-use std::net::SocketAddr;
+use std::io::{self, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,9 +12,13 @@ use crate::lab::Lab;
 use crate::netns::Netns;
 use crate::origin::listening;
 use crate::process::{Launch, Process};
+use crate::wait::within;
 
 /// Where clients of the lab's host reach it.
 pub const ENDPOINT: &str = "http://127.0.0.1:2379";
+
+/// How long a start and a stop may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A single member of its own cluster on the lab's host. What it knows outlives a stop.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ impl Etcd {
             .netns(&self.netns)
             .spawn()?;
         listening(&self.netns, address, &mut process)?;
+        // It listens before it has elected itself, and answers nothing until then.
+        ensure!(within(PATIENCE, || healthy(&self.netns, address)), process.stderr());
         self.process = Some(process);
         Ok(())
     }
@@ -53,7 +60,7 @@ impl Etcd {
     pub fn stop(&mut self) -> Result<()> {
         let Some(mut process) = self.process.take() else { return Ok(()) };
         process.signal(Signal::SIGTERM)?;
-        process.wait(Duration::from_secs(10)).map(drop)
+        process.wait(PATIENCE).map(drop)
     }
 
     /// Makes it hang: connections stay open, and nothing answers.
@@ -76,4 +83,13 @@ impl Etcd {
     fn signal(&self, signal: Signal) -> Result<()> {
         self.process.as_ref().map_or(Ok(()), |process| process.signal(signal))
     }
+}
+
+fn healthy(netns: &Netns, address: SocketAddr) -> bool {
+    let ask = || {
+        let mut socket = TcpStream::connect(address)?;
+        socket.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+        io::read_to_string(socket)
+    };
+    netns.run(ask).is_ok_and(|answer| answer.contains(r#""health":"true""#))
 }

@@ -1,6 +1,5 @@
 //! Which gateway am I: indices claimed in a real etcd.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,18 +61,18 @@ async fn gateways(fleet: &Fleet, expected: u32) {
 }
 
 /// Runs a test on the lab's host, next to an etcd.
-fn with_etcd<F: Future<Output = ()>>(test: impl FnOnce(Etcd) -> F + Send) {
-    let lab = Lab::new(0).unwrap();
-    let etcd = Etcd::start(&lab).unwrap();
+fn with_etcd(test: impl AsyncFnOnce(&mut Etcd) + Send) {
+    let lab = Lab::new(1).unwrap();
+    let mut etcd = Etcd::start(&lab).unwrap();
     lab.host.run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(test(etcd));
+        runtime.block_on(test(&mut etcd));
     });
 }
 
 #[test]
 fn five_at_once_get_five_indices() {
-    with_etcd(|_etcd| async {
+    with_etcd(async |_etcd| {
         let fleets: Vec<_> = (0..5).map(|i| claimed(&format!("gateway-{i}"))).collect();
         let mut indices = Vec::new();
         for fleet in &fleets {
@@ -89,7 +88,7 @@ fn five_at_once_get_five_indices() {
 
 #[test]
 fn what_is_given_back_is_free_at_once() {
-    with_etcd(|_etcd| async {
+    with_etcd(async |_etcd| {
         let (first, second) = (claimed("a"), claimed("b"));
         let (taken, other) = (index(&first).await, index(&second).await);
         first.leave().await;
@@ -103,7 +102,7 @@ fn what_is_given_back_is_free_at_once() {
 
 #[test]
 fn who_vanishes_loses_the_index_with_the_lease() {
-    with_etcd(|_etcd| async {
+    with_etcd(async |_etcd| {
         let first = claimed("a");
         assert_eq!(index(&first).await, 0);
         let second = claimed("b");
@@ -129,7 +128,7 @@ fn who_vanishes_loses_the_index_with_the_lease() {
 
 #[test]
 fn a_restarted_gateway_has_its_index_again() {
-    with_etcd(|_etcd| async {
+    with_etcd(async |_etcd| {
         let fleets = [claimed("a"), claimed("b")];
         let before = [index(&fleets[0]).await, index(&fleets[1]).await];
         drop(fleets);
@@ -144,7 +143,7 @@ fn a_restarted_gateway_has_its_index_again() {
 
 #[test]
 fn losing_etcd_changes_nothing() {
-    with_etcd(|mut etcd| async move {
+    with_etcd(async |etcd| {
         let fleets = [claimed("a"), claimed("b"), claimed("c")];
         let mut before = Vec::new();
         for fleet in &fleets {
@@ -185,7 +184,7 @@ fn losing_etcd_changes_nothing() {
 
 #[test]
 fn an_etcd_that_hangs_is_noticed() {
-    with_etcd(|etcd| async move {
+    with_etcd(async |etcd| {
         let fleet = claimed("a");
         assert_eq!(index(&fleet).await, 0);
         etcd.freeze().unwrap();
@@ -204,7 +203,7 @@ fn an_etcd_that_hangs_is_noticed() {
 
 #[test]
 fn an_index_that_was_taken_meanwhile_is_given_up() {
-    with_etcd(|mut etcd| async move {
+    with_etcd(async |etcd| {
         let first = claimed("a");
         assert_eq!(index(&first).await, 0);
         // The other one comes first after the outage, which has cost the registry its memory.
@@ -213,8 +212,13 @@ fn an_index_that_was_taken_meanwhile_is_given_up() {
         etcd.forget().unwrap();
         let second = configured("b", 0);
         etcd.resume().unwrap();
-        wait(&second, "that etcd is back", |s| s.error().is_none()).await;
-        wait(&first, "that etcd is back", |s| s.error().is_none()).await;
+        tokio::select! {
+            _ = wait(&first, "the conflict", |s| s.conflicts > 0) => {}
+            _ = wait(&second, "the conflict", |s| s.conflicts > 0) => {}
+        }
+        for fleet in [&first, &second] {
+            wait(fleet, "that etcd is back", |s| s.error().is_none()).await;
+        }
         let (first, second) = (first.status().borrow().clone(), second.status().borrow().clone());
         // Who of them was faster does not matter: both know who they are, and one of them knows
         // that there were two.
@@ -228,10 +232,9 @@ fn an_index_that_was_taken_meanwhile_is_given_up() {
 
 #[test]
 fn two_with_one_configured_index_are_reported() {
-    with_etcd(|_etcd| async {
+    with_etcd(async |_etcd| {
         let (first, other) = (configured("a", 7), configured("x", 3));
         wait(&first, "its entry", |s| s.error().is_none()).await;
-        tokio::time::sleep(Duration::from_millis(500)).await;
         let second = configured("b", 7);
         let status = wait(&second, "the conflict", |s| s.conflict.is_some()).await;
         assert_eq!(status.conflict.as_deref(), Some("index 7 is held by a"));
@@ -254,15 +257,12 @@ fn daemons_claim_keep_and_give_back() {
     let lab = Lab::new(1).unwrap();
     let mut etcd = Etcd::start(&lab).unwrap();
     let start = |name: &str, port: u16| {
-        let service = Service {
-            daemon: &format!(
-                "[gateway.etcd]\nendpoints = [\"{ENDPOINT}\"]\nprefix = \"/broker/fleet\"\n\
-                 ttl = \"2s\"\nname = \"{name}\"\n"
-            ),
-            ..Service::default()
-        };
-        let config = service.render(&lab).replace(":8080\"", &format!(":{port}\""));
-        Daemon::spawn(&lab, &config).unwrap()
+        let service = Service::default().render(&lab).replace(":8080\"", &format!(":{port}\""));
+        let gateway = format!(
+            "[gateway.etcd]\nendpoints = [\"{ENDPOINT}\"]\nprefix = \"/broker/fleet\"\n\
+             ttl = \"2s\"\nname = \"{name}\"\n"
+        );
+        Daemon::spawn(&lab, &format!("{service}\n{gateway}")).unwrap()
     };
     let mut daemons: Vec<_> = (0..5).map(|i| start(&format!("g{i}"), 9000 + i)).collect();
     let logged = |daemon: &Daemon| {

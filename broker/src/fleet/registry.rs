@@ -78,6 +78,7 @@ impl Registry {
 
     /// Runs until `left` says that the gateway leaves; then the index is given back.
     pub(super) async fn run(mut self, mut left: watch::Receiver<bool>) {
+        self.place.waits(PART);
         tokio::select! {
             () = self.keep() => {}
             _ = left.wait_for(|left| *left) => {}
