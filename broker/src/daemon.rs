@@ -88,7 +88,7 @@ impl Control {
 
         refuse_taken_addresses(config)?;
         let fleet = fleet::start(&config.gateway, Arc::clone(&self.shared.datapath))?;
-        self.origins.start(&self.shared.registry).await;
+        self.origins.start(&self.shared.registry, &self.shared.datapath).await;
         let mut workers = Vec::new();
         for index in 0..config.workers.get() {
             workers.push(Worker::start(index, self.shared.clone(), self.stage.subscribe())?);

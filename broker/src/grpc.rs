@@ -88,25 +88,21 @@ impl Client {
         .await
     }
 
-    /// Any number of messages in both directions. Only the response's head must come within
-    /// `limit`; some servers send it with the first message.
+    /// Any number of messages in both directions. Completes with the head of the response, which
+    /// some servers only send with their first message.
     pub async fn stream<Q, R>(
         &self,
         path: &'static str,
         requests: impl Stream<Item = Q> + Send + 'static,
-        limit: Duration,
     ) -> Result<Streaming<R>, Status>
     where
         Q: Message + 'static,
         R: Message + Default + 'static,
     {
-        within(limit, async {
-            let mut grpc = self.ready().await?;
-            let path = PathAndQuery::from_static(path);
-            let codec = ProstCodec::default();
-            Ok(grpc.streaming(Request::new(requests), path, codec).await?.into_inner())
-        })
-        .await
+        let mut grpc = self.ready().await?;
+        let path = PathAndQuery::from_static(path);
+        let codec = ProstCodec::default();
+        Ok(grpc.streaming(Request::new(requests), path, codec).await?.into_inner())
     }
 
     async fn ready(&self) -> Result<Grpc<Channel>, Status> {
@@ -129,7 +125,8 @@ pub fn reason(status: &Status) -> String {
     }
 }
 
-async fn within<T>(
+/// Gives a call up after `limit`.
+pub async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {

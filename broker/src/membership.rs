@@ -7,6 +7,7 @@
 
 pub mod dns;
 pub mod document;
+pub mod eds;
 pub mod file;
 pub mod gather;
 pub mod kubernetes;
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::config::discovery;
+use crate::datapath::Datapath;
 
 /// One origin, as its source describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,6 +181,11 @@ impl Feed {
         });
     }
 
+    /// The source can be reached again, and has nothing to add to the last list.
+    pub fn found(&self) {
+        self.0.send_if_modified(|latest| latest.error.take().is_some());
+    }
+
     /// Whether nobody reads any more: the source may end.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -193,13 +200,15 @@ pub trait Source: Send {
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// The source that a configuration names.
+/// The source that a configuration names. Those that open their sockets themselves mark them in
+/// `datapath` as the broker's own.
 #[must_use]
-pub fn source(config: &discovery::Source) -> Box<dyn Source> {
+pub fn source(config: &discovery::Source, datapath: &Arc<dyn Datapath>) -> Box<dyn Source> {
     match config.clone() {
         discovery::Source::File(file) => Box::new(file::File::new(file.path)),
         discovery::Source::Dns(dns) => Box::new(dns::Dns::new(dns)),
         discovery::Source::Kubernetes(service) => Box::new(kubernetes::Kubernetes::new(service)),
+        discovery::Source::Eds(eds) => Box::new(eds::Eds::new(eds, Arc::clone(datapath))),
     }
 }
 

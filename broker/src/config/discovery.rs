@@ -36,6 +36,8 @@ pub enum Source {
     Dns(Dns),
     /// A service of a Kubernetes cluster.
     Kubernetes(Kubernetes),
+    /// An xDS control plane.
+    Eds(Eds),
 }
 
 impl Source {
@@ -46,6 +48,7 @@ impl Source {
             Self::File(_) => "file",
             Self::Dns(_) => "dns",
             Self::Kubernetes(_) => "kubernetes",
+            Self::Eds(_) => "eds",
         }
     }
 }
@@ -121,4 +124,33 @@ pub enum Port {
     Named(String),
     /// By its number in the pods, which is the service's `targetPort`.
     Number(u16),
+}
+
+/// The endpoints of a cluster, from an xDS control plane (`envoy.service.endpoint.v3`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eds {
+    /// `http://host:port` of the control plane.
+    pub server: String,
+    /// The cluster's name there.
+    pub cluster: String,
+    /// Who asks: control planes decide by it what they say.
+    pub node_id: String,
+    /// The group of those who ask alike.
+    pub node_cluster: String,
+    /// Whether it is asked through the aggregated service (ADS), or that of EDS alone.
+    pub aggregated: bool,
+    /// The form of the protocol.
+    pub api: EdsApi,
+    /// A server that has said nothing for so long is reported as lost; it is waited for.
+    pub initial_fetch_timeout: Duration,
+}
+
+/// Forms of the xDS protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EdsApi {
+    /// State of the world: every answer has whole resources.
+    #[default]
+    Whole,
+    /// Incremental.
+    Delta,
 }

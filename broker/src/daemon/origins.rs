@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::config::discovery::Discovery;
 use crate::config::{Config, Service};
+use crate::datapath::Datapath;
 use crate::membership::gather::Gather;
 use crate::membership::{self, Feed, Latest, Member, Membership};
 use crate::origin::Chosen;
@@ -60,10 +61,10 @@ impl Origins {
 
     /// Begins to follow all services. Returns when each has its first list, or it has become clear
     /// that this may take long: clients are refused then until it comes.
-    pub(super) async fn start(&self, registry: &Arc<Registry>) {
+    pub(super) async fn start(&self, registry: &Arc<Registry>, datapath: &Arc<dyn Datapath>) {
         for service in &self.services {
             if let Some(discovery) = &service.discovery {
-                let source = membership::source(&discovery.source);
+                let source = membership::source(&discovery.source, datapath);
                 tokio::spawn(source.watch(service.feed.clone()));
                 tokio::spawn(Arc::clone(service).follow(discovery.clone(), Arc::clone(registry)));
             }

@@ -49,19 +49,17 @@ impl Etcd {
     ///
     /// The call is one for many renewals, but used for one only: it then fails like any other.
     pub(super) async fn renew(&self, id: i64) -> Result<bool, String> {
-        let renewal = async {
+        let renewal = grpc::within(self.limit, async {
             let requests = tokio_stream::once(LeaseKeepAliveRequest { id });
-            let mut answers: Streaming<LeaseKeepAliveResponse> = self
-                .client
-                .stream("/etcdserverpb.Lease/LeaseKeepAlive", requests, self.limit)
-                .await?;
+            let path = "/etcdserverpb.Lease/LeaseKeepAlive";
+            let mut answers: Streaming<LeaseKeepAliveResponse> =
+                self.client.stream(path, requests).await?;
             answers.message().await
-        };
-        match tokio::time::timeout(self.limit, renewal).await {
-            Err(_elapsed) => Err(format!("no answer within {:?}", self.limit)),
-            Ok(Err(status)) => Err(grpc::reason(&status)),
-            Ok(Ok(None)) => Err("the server has ended the call".into()),
-            Ok(Ok(Some(answer))) => Ok(answer.ttl > 0),
+        });
+        match renewal.await {
+            Err(status) => Err(grpc::reason(&status)),
+            Ok(None) => Err("the server has ended the call".into()),
+            Ok(Some(answer)) => Ok(answer.ttl > 0),
         }
     }
 
@@ -122,7 +120,8 @@ impl Etcd {
         // The call lasts for as long as requests may come.
         let requests = tokio_stream::once(WatchRequest { create: Some(create) })
             .chain(tokio_stream::pending());
-        let answers = self.client.stream("/etcdserverpb.Watch/Watch", requests, self.limit).await;
+        let answers = self.client.stream("/etcdserverpb.Watch/Watch", requests);
+        let answers = grpc::within(self.limit, answers).await;
         Ok(Watch(answers.map_err(|status| grpc::reason(&status))?))
     }
 }

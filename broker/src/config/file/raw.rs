@@ -126,6 +126,7 @@ pub(super) struct Discovery {
     pub file: Option<DiscoveryFile>,
     pub dns: Option<DiscoveryDns>,
     pub kubernetes: Option<DiscoveryKubernetes>,
+    pub eds: Option<DiscoveryEds>,
 }
 
 /// `[service.discovery.file]`.
@@ -198,6 +199,25 @@ impl<'de> Deserialize<'de> for PortOrName {
 
         deserializer.deserialize_any(NumberOrName)
     }
+}
+
+/// `[service.discovery.eds]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DiscoveryEds {
+    pub server: String,
+    /// Default: the service's name.
+    pub cluster: Option<String>,
+    /// No default: control planes answer nodes that they know.
+    pub node_id: String,
+    /// Default `broker`.
+    pub node_cluster: Option<String>,
+    /// Default true: what most control planes serve.
+    pub ads: Option<bool>,
+    /// Default `sotw`: every control plane speaks it.
+    pub api: Option<String>,
+    /// Default 15 s: Envoy's.
+    pub initial_fetch_timeout: Option<String>,
 }
 
 /// `[service.pool]`: per worker and origin.

@@ -125,7 +125,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     let limits = pool::limits(check, &raw.limits, protocol);
     let pool: PoolConfig = pool::pool(check, raw.pool, &limits, protocol, route);
     let timeouts = pool::timeouts(check, &raw.timeouts);
-    let discovery = raw.discovery.and_then(|raw| discovery::discovery(check, raw));
+    let discovery = raw.discovery.and_then(|table| discovery::discovery(check, &raw.name, table));
     Service {
         name: raw.name,
         listen,

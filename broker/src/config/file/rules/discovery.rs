@@ -7,7 +7,7 @@ use super::super::{address, raw};
 use super::check::Checker;
 use super::{addresses, quoted};
 use crate::config::discovery::{
-    Discovery, Dns, Families, File, Kubernetes, OnEmpty, Port, Records, Source,
+    Discovery, Dns, Eds, EdsApi, Families, File, Kubernetes, OnEmpty, Port, Records, Source,
 };
 
 /// A server that is asked more often than this has reason to complain.
@@ -18,7 +18,11 @@ const DNS_NAME_LEN_MAX: usize = 253;
 const LABEL_LEN_MAX: usize = 63;
 
 /// The table that says where members come from; `None` without one, or if it is broken.
-pub(super) fn discovery(check: &mut Checker, raw: raw::Discovery) -> Option<Discovery> {
+pub(super) fn discovery(
+    check: &mut Checker,
+    service: &str,
+    raw: raw::Discovery,
+) -> Option<Discovery> {
     let debounce = check.duration_from(
         "discovery.debounce",
         raw.debounce.as_deref(),
@@ -51,10 +55,11 @@ pub(super) fn discovery(check: &mut Checker, raw: raw::Discovery) -> Option<Disc
         raw.file.map(|raw| file(check, raw)),
         raw.dns.map(|raw| dns(check, &raw)),
         raw.kubernetes.map(|raw| kubernetes(check, raw)),
+        raw.eds.map(|raw| eds(check, service, raw)),
     ];
     let [source] = sources.into_iter().flatten().collect::<Vec<_>>().try_into().unwrap_or_else(
         |found: Vec<_>| {
-            let rule = "needs exactly one of `file`, `dns`, `kubernetes`";
+            let rule = "needs exactly one of `file`, `dns`, `kubernetes`, `eds`";
             check.broken("discovery", format_args!("({} sources)", found.len()), rule);
             [None]
         },
@@ -172,4 +177,39 @@ fn absolute(check: &mut Checker, key: &str, path: PathBuf) -> Option<PathBuf> {
     let rule = "must be an absolute path: the daemon's working directory is nobody's";
     check.broken(key, quoted(&path.to_string_lossy()), rule);
     None
+}
+
+fn eds(check: &mut Checker, service: &str, raw: raw::DiscoveryEds) -> Option<Source> {
+    if let Err(rule) = address::server(&raw.server) {
+        check.broken("discovery.eds.server", quoted(&raw.server), rule);
+    }
+    let mut name = |key: &str, name: String| {
+        if name.is_empty() {
+            check.broken(key, quoted(&name), "must not be empty");
+        }
+        name
+    };
+    let cluster = name("discovery.eds.cluster", raw.cluster.unwrap_or_else(|| service.to_owned()));
+    let node_id = name("discovery.eds.node_id", raw.node_id);
+    let node_cluster = raw.node_cluster.unwrap_or_else(|| "broker".to_owned());
+    let api = check.choice(
+        "discovery.eds.api",
+        raw.api.as_deref(),
+        &[("sotw", EdsApi::Whole), ("delta", EdsApi::Delta)],
+        Some(EdsApi::default()),
+    );
+    let initial_fetch_timeout = check.duration(
+        "discovery.eds.initial_fetch_timeout",
+        raw.initial_fetch_timeout.as_deref(),
+        Duration::from_secs(15),
+    );
+    Some(Source::Eds(Eds {
+        server: raw.server,
+        cluster,
+        node_id,
+        node_cluster,
+        aggregated: raw.ads.unwrap_or(true),
+        api: api?,
+        initial_fetch_timeout,
+    }))
 }
