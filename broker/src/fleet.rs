@@ -67,7 +67,8 @@ impl Status {
     /// What is wrong now, as one text.
     #[must_use]
     pub fn error(&self) -> Option<String> {
-        let all: Vec<_> = self.errors.iter().map(|(part, text)| format!("{part}: {text}")).collect();
+        let all: Vec<_> =
+            self.errors.iter().map(|(part, text)| format!("{part}: {text}")).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 }
@@ -298,7 +299,9 @@ fn ordinal(hostname: &str) -> anyhow::Result<u32> {
     let name = hostname.split('.').next().unwrap_or_default();
     let digits = name.rsplit_once('-').map(|(_, digits)| digits);
     digits.and_then(|digits| digits.parse().ok()).with_context(|| {
-        format!("gateway.index = \"hostname\": {hostname:?} has no number at its end, as name-7 has")
+        format!(
+            "gateway.index = \"hostname\": {hostname:?} has no number at its end, as name-7 has"
+        )
     })
 }
 

@@ -18,6 +18,7 @@ pub mod process;
 pub mod origin;
 
 pub mod client;
+pub mod control_plane;
 pub mod daemon;
 pub mod etcd;
 pub mod load;
@@ -28,6 +29,7 @@ pub mod wait;
 
 pub use cgroup::Cgroup;
 pub use client::Client;
+pub use control_plane::ControlPlane;
 pub use counters::Counters;
 pub use daemon::Daemon;
 pub use etcd::Etcd;

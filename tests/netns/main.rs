@@ -11,6 +11,7 @@ mod clients;
 mod counting;
 mod demonstration;
 mod doctor;
+mod eds;
 mod failure;
 mod fleet;
 mod framing;

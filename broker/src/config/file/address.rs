@@ -64,9 +64,11 @@ pub(super) fn server(text: &str) -> Result<(), String> {
     });
     match plain.as_ref().and_then(hyper::Uri::scheme_str) {
         Some("http") => Ok(()),
-        Some("https") => Err("TLS is not supported: http://HOST:PORT of the server, or of a proxy \
+        Some("https") => {
+            Err("TLS is not supported: http://HOST:PORT of the server, or of a proxy \
                               on this host that speaks TLS to it"
-            .to_owned()),
+                .to_owned())
+        }
         _ => Err("must be http://HOST:PORT, such as http://10.0.0.1:2379".to_owned()),
     }
 }

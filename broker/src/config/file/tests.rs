@@ -3,7 +3,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::discovery::{Dns, Families, Kubernetes, Port, Records, Source};
+use crate::config::discovery::{Dns, Eds, EdsApi, Families, Kubernetes, Port, Records, Source};
+use crate::config::gateway::{Etcd, Gateway, Index};
 use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Route};
 
 const MINIMAL: &str = r#"
@@ -509,7 +510,7 @@ fn discovery() {
         &format!("{service}[service.discovery]\non_empty = \"panic\""),
         &[
             "service \"d\": discovery.on_empty = \"panic\": must be \"keep\" or \"drop\"",
-            "service \"d\": discovery = (0 sources): needs exactly one of `file`, `dns`, `kubernetes`",
+            "service \"d\": discovery = (0 sources): needs exactly one of `file`, `dns`, `kubernetes`, `eds`",
         ],
     );
     check(
@@ -623,7 +624,140 @@ fn discovery_by_kubernetes() {
     super::tests::check(
         &discovering(two),
         &[
-            "service \"d\": discovery = (2 sources): needs exactly one of `file`, `dns`, `kubernetes`",
+            "service \"d\": discovery = (2 sources): needs exactly one of `file`, `dns`, `kubernetes`, `eds`",
         ],
     );
+}
+
+#[test]
+fn discovery_by_eds() {
+    let found = |keys: &str| match discovered(&format!("eds]\n{keys}")) {
+        Source::Eds(eds) => eds,
+        other => panic!("{other:?}"),
+    };
+    let expected = Eds {
+        server: "http://10.0.0.1:18000".to_owned(),
+        cluster: "d".to_owned(),
+        node_id: "gateway-7".to_owned(),
+        node_cluster: "broker".to_owned(),
+        aggregated: true,
+        api: EdsApi::Whole,
+        initial_fetch_timeout: Duration::from_secs(15),
+    };
+    let keys = "server = \"http://10.0.0.1:18000\"\nnode_id = \"gateway-7\"\n";
+    assert_eq!(found(keys), expected);
+    let all = "cluster = \"web\"\nnode_cluster = \"edge\"\nads = false\napi = \"delta\"\n\
+               initial_fetch_timeout = \"1s\"\n";
+    let expected = Eds {
+        cluster: "web".to_owned(),
+        node_cluster: "edge".to_owned(),
+        aggregated: false,
+        api: EdsApi::Delta,
+        initial_fetch_timeout: Duration::from_secs(1),
+        ..expected
+    };
+    assert_eq!(found(&format!("{keys}{all}")), expected);
+    check(
+        &discovering(
+            "eds]\nserver = \"https://10.0.0.1:18000\"\nnode_id = \"\"\napi = \"rest\"\n\
+             initial_fetch_timeout = \"0s\"",
+        ),
+        &[
+            "service \"d\": discovery.eds.server = \"https://10.0.0.1:18000\": TLS is not supported: http://HOST:PORT of the server, or of a proxy on this host that speaks TLS to it",
+            "service \"d\": discovery.eds.node_id = \"\": must not be empty",
+            "service \"d\": discovery.eds.api = \"rest\": must be \"sotw\" or \"delta\"",
+            "service \"d\": discovery.eds.initial_fetch_timeout = \"0s\": must be longer than zero",
+        ],
+    );
+}
+
+/// The minimal service, after some tables.
+fn check_gateway(gateway: &str, expected: &[&str]) {
+    check(&format!("{gateway}\n{MINIMAL}"), expected);
+}
+
+#[test]
+fn gateway_forms() {
+    let gateway = |text: &str| parsed(&format!("{text}\n{MINIMAL}")).gateway;
+    assert_eq!(gateway(""), Gateway::default());
+    let configured = |index| Gateway::Configured {
+        index,
+        count: 500.try_into().expect("not zero"),
+        registry: None,
+    };
+    let with = |index: &str| gateway(&format!("[gateway]\nindex = {index}\ncount = 500"));
+    assert_eq!(with("7"), configured(Index::Number(7)));
+    assert_eq!(with("\"hostname\""), configured(Index::Hostname));
+    assert_eq!(
+        with("{ file = \"/etc/podinfo/index\" }"),
+        configured(Index::File("/etc/podinfo/index".into()))
+    );
+    assert_eq!(with("{ env = \"POD_INDEX\" }"), configured(Index::Env("POD_INDEX".into())));
+
+    let registry =
+        "[gateway.etcd]\nendpoints = [\"http://127.0.0.1:2379\"]\nprefix = \"/broker/a\"";
+    let etcd = Etcd {
+        endpoints: vec!["http://127.0.0.1:2379".into()],
+        prefix: "/broker/a".into(),
+        ttl: Duration::from_secs(10),
+        name: None,
+    };
+    assert_eq!(gateway(registry), Gateway::Claimed(etcd.clone()));
+    let entered = gateway(&format!("[gateway]\nindex = 7\ncount = 500\n{registry}"));
+    let Gateway::Configured { index: Index::Number(7), registry, .. } = entered else {
+        panic!("{entered:?}")
+    };
+    assert_eq!(registry, Some(etcd));
+}
+
+#[test]
+fn gateway_rules() {
+    check_gateway("[gateway]", &["gateway: needs `index`, or `etcd` to claim one"]);
+    check_gateway(
+        "[gateway]\nindex = 7",
+        &["gateway.count: is needed: how many gateways there are"],
+    );
+    check_gateway(
+        "[gateway]\nindex = 7\ncount = 7",
+        &["gateway.index = 7: must be below gateway.count (7); the first one is 0"],
+    );
+    check_gateway(
+        "[gateway]\nindex = 70000\ncount = 0",
+        &["gateway.index = 70000: must be 0..=65535", "gateway.count = 0: must be 1..=65536"],
+    );
+    check_gateway(
+        "[gateway]\nindex = \"host\"\ncount = 2",
+        &[
+            "gateway.index = \"host\": must be a number, \"hostname\", { file = \"/path\" } or { env = \"VARIABLE\" }",
+        ],
+    );
+    check_gateway(
+        "[gateway]\nindex = { file = \"index\" }\ncount = 2",
+        &[
+            "gateway.index.file = \"index\": must be an absolute path: the daemon's working directory is nobody's",
+        ],
+    );
+    check_gateway(
+        "[gateway]\nindex = { file = \"/i\", env = \"I\" }\ncount = 2",
+        &["gateway.index: needs either `file` or `env`"],
+    );
+    check_gateway(
+        "[gateway]\ncount = 3\n[gateway.etcd]\nendpoints = [\"10.0.0.1:2379\"]\nprefix = \"fleet/\"\nttl = \"1s\"\nname = \"\"",
+        &[
+            "gateway.etcd.endpoints = \"10.0.0.1:2379\": must be http://HOST:PORT, such as http://10.0.0.1:2379",
+            "gateway.etcd.prefix = \"fleet/\": must be like \"/broker/fleet-a\": what the keys of this fleet, and of no other, start with",
+            "gateway.etcd.name = \"\": must not be empty",
+            "gateway.etcd.ttl = \"1s\": must be at least 2s",
+            "gateway.count = 3: belongs to `index`; with etcd alone the registry knows",
+        ],
+    );
+    for (bad, why) in [
+        ("index = -1\ncount = 2", "invalid value: integer `-1`, expected 7, \"hostname\""),
+        ("index = 1.5\ncount = 2", "invalid type: floating point `1.5`, expected 7"),
+        ("index = { etcd = {} }\ncount = 2", "unknown field `etcd`, expected `file` or `env`"),
+        ("size = 2", "unknown field `size`, expected one of `index`, `count`, `etcd`"),
+    ] {
+        let error = parse(&format!("[gateway]\n{bad}\n{MINIMAL}"), "f").unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }

@@ -233,7 +233,8 @@ mod tests {
     use super::*;
 
     fn endpoint(address: &str, port: u32) -> LbEndpoint {
-        let socket_address = SocketAddress { protocol: 0, address: address.into(), port_value: port };
+        let socket_address =
+            SocketAddress { protocol: 0, address: address.into(), port_value: port };
         let address = Some(Address { socket_address: Some(socket_address) });
         LbEndpoint { endpoint: Some(Endpoint { address }), ..LbEndpoint::default() }
     }
@@ -295,10 +296,7 @@ mod tests {
         check(response("2", "b", vec![good()]), "2 members; 2 b");
         check(response("3", "c", vec![bad()]), &format!("bad; 2 c {rule}"));
         check(response("4", "d", vec![good(), bad()]), &format!("bad; 2 d {rule}"));
-        check(
-            response("5", "e", vec![good(), good()]),
-            "bad; 2 e 3: the resource comes 2 times",
-        );
+        check(response("5", "e", vec![good(), good()]), "bad; 2 e 3: the resource comes 2 times");
         // What is left out has not changed; what belongs to others is theirs, bad or not.
         check(response("6", "f", vec![]), "nothing; 6 f");
         let other = packed("api", vec![endpoint("api-1", 80)]);
@@ -372,11 +370,8 @@ mod tests {
             load_balancing_weight: Some(7),
             ..endpoint("10.0.0.1", 80)
         };
-        let locality = Some(Locality {
-            region: "eu".into(),
-            zone: "a".into(),
-            sub_zone: "r1".into(),
-        });
+        let locality =
+            Some(Locality { region: "eu".into(), zone: "a".into(), sub_zone: "r1".into() });
         let group = LocalityLbEndpoints { locality, lb_endpoints: vec![weighted], priority: 2 };
         let assignment =
             ClusterLoadAssignment { cluster_name: "web".into(), endpoints: vec![group] };
@@ -392,8 +387,11 @@ mod tests {
     #[test]
     fn endpoints_that_cannot_be_used() {
         let refused = |endpoint: LbEndpoint| {
-            let (news, _) = Whole::new("web".into())
-                .take(response("1", "a", vec![packed("web", vec![endpoint])]));
+            let (news, _) = Whole::new("web".into()).take(response(
+                "1",
+                "a",
+                vec![packed("web", vec![endpoint])],
+            ));
             let News::Bad(reason) = news else { panic!("{news:?}") };
             reason
         };

@@ -54,7 +54,8 @@ fn index(check: &mut Checker, raw: raw::Index) -> Option<Index> {
         },
         raw::Index::Word(word) if word == "hostname" => return Some(Index::Hostname),
         raw::Index::Word(word) => {
-            let rule = "must be a number, \"hostname\", { file = \"/path\" } or { env = \"VARIABLE\" }";
+            let rule =
+                "must be a number, \"hostname\", { file = \"/path\" } or { env = \"VARIABLE\" }";
             check.broken("gateway.index", quoted(&word), rule);
             return None;
         }

@@ -1,0 +1,356 @@
+//! Members from an xDS control plane, in the messages of Envoy's own definitions.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use broker::config::discovery::{self, EdsApi};
+use broker::datapath::Inert;
+use broker::membership::{self, Feed, Health, Latest};
+use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
+use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
+use envoy_types::pb::envoy::config::core::v3::{Address, HealthStatus, Locality, SocketAddress};
+use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use envoy_types::pb::envoy::config::endpoint::v3::{
+    ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints,
+};
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+};
+use envoy_types::pb::google::protobuf::{Any, UInt32Value};
+use harness::load::{self, Plan};
+use harness::origin::nginx;
+use harness::{ControlPlane, Daemon, Lab, eventually};
+use tokio::sync::{oneshot, watch};
+
+use crate::support::{Service, listen};
+
+const ASSIGNMENT: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
+
+/// Longer than the pause before a client comes back.
+const RETRY: Duration = Duration::from_secs(10);
+
+fn endpoint(address: &str, port: u32) -> LbEndpoint {
+    let socket_address = SocketAddress {
+        address: address.into(),
+        port_specifier: Some(PortSpecifier::PortValue(port)),
+        ..SocketAddress::default()
+    };
+    let address = Address { address: Some(AddressKind::SocketAddress(socket_address)) };
+    let endpoint = Endpoint { address: Some(address), ..Endpoint::default() };
+    let host_identifier = Some(HostIdentifier::Endpoint(endpoint));
+    LbEndpoint { host_identifier, ..LbEndpoint::default() }
+}
+
+fn packed(endpoints: Vec<LocalityLbEndpoints>) -> Any {
+    let assignment = ClusterLoadAssignment {
+        cluster_name: "web".into(),
+        endpoints,
+        ..ClusterLoadAssignment::default()
+    };
+    Any { type_url: ASSIGNMENT.into(), value: prost::Message::encode_to_vec(&assignment) }
+}
+
+fn group(lb_endpoints: Vec<LbEndpoint>) -> LocalityLbEndpoints {
+    LocalityLbEndpoints { lb_endpoints, ..LocalityLbEndpoints::default() }
+}
+
+/// An assignment with origins at 10.0.0.1 and so on.
+fn members(count: u8) -> Any {
+    packed(vec![group((1..=count).map(|i| endpoint(&format!("10.0.0.{i}"), 80)).collect())])
+}
+
+/// One that cannot be used.
+fn bad() -> Any {
+    packed(vec![group(vec![endpoint("10.0.0.9", 80), endpoint("no-address", 80)])])
+}
+
+fn whole(version: &str, nonce: &str, resource: Any) -> DiscoveryResponse {
+    DiscoveryResponse {
+        version_info: version.into(),
+        resources: vec![resource],
+        type_url: ASSIGNMENT.into(),
+        nonce: nonce.into(),
+        ..DiscoveryResponse::default()
+    }
+}
+
+fn delta(version: &str, nonce: &str, resource: Any) -> DeltaDiscoveryResponse {
+    let resource = Resource {
+        name: "web".into(),
+        version: version.into(),
+        resource: Some(resource),
+        ..Resource::default()
+    };
+    DeltaDiscoveryResponse {
+        resources: vec![resource],
+        type_url: ASSIGNMENT.into(),
+        nonce: nonce.into(),
+        ..DeltaDiscoveryResponse::default()
+    }
+}
+
+/// Version, nonce and whether something is wrong.
+fn heard(request: &DiscoveryRequest) -> (&str, &str, bool) {
+    (&request.version_info, &request.response_nonce, request.error_detail.is_some())
+}
+
+/// A source that follows a control plane until it is dropped.
+struct Follower {
+    latest: watch::Receiver<Latest>,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Follower {
+    fn start(plane: &ControlPlane, api: EdsApi, aggregated: bool) -> Self {
+        let eds = discovery::Eds {
+            server: plane.url(),
+            cluster: "web".into(),
+            node_id: "gateway-7".into(),
+            node_cluster: "edge".into(),
+            aggregated,
+            api,
+            initial_fetch_timeout: Duration::from_secs(1),
+        };
+        let source = membership::eds::Eds::new(eds, Arc::new(Inert));
+        let (feed, latest) = Feed::new();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = membership::Source::watch(Box::new(source), feed) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self { latest, _stop: stop }
+    }
+
+    fn now(&self) -> Latest {
+        self.latest.borrow().clone()
+    }
+
+    fn wait(&self, what: &str, done: impl Fn(&Latest) -> bool) {
+        eventually(RETRY, what, || done(&self.latest.borrow()));
+    }
+
+    /// Waits until there are so many members, of this version.
+    fn has(&self, members: usize, version: &str) {
+        self.wait(&format!("{members} members, version {version}"), |latest| {
+            latest.membership.as_ref().is_some_and(|m| m.members().len() == members)
+                && latest.version == version
+                && latest.error.is_none()
+        });
+    }
+}
+
+fn control_plane() -> ControlPlane {
+    ControlPlane::start(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap()
+}
+
+#[test]
+fn good_and_bad_answers_are_told_apart() {
+    for aggregated in [true, false] {
+        let plane = control_plane();
+        let follower = Follower::start(&plane, EdsApi::Whole, aggregated);
+        let stream = plane.stream();
+        assert_eq!(stream.method, if aggregated { "ADS" } else { "EDS" });
+        let first = stream.asked();
+        assert_eq!(heard(&first), ("", "", false));
+        assert_eq!(
+            (&*first.type_url, &*first.resource_names),
+            (ASSIGNMENT, &["web".to_owned()][..])
+        );
+        let node = first.node.expect("the first request says who asks");
+        assert_eq!((&*node.id, &*node.cluster), ("gateway-7", "edge"));
+
+        stream.say(whole("1", "a", members(2)));
+        assert_eq!(heard(&stream.asked()), ("1", "a", false));
+        follower.has(2, "1");
+        stream.say(whole("2", "b", bad()));
+        let refusal = stream.asked();
+        assert_eq!(heard(&refusal), ("1", "b", true));
+        assert!(refusal.error_detail.unwrap().message.contains("\"no-address\": must be an IP"));
+        let now = follower.now();
+        assert_eq!((now.refused, &*now.version), (1, "1"));
+        assert!(now.error.unwrap().contains("no-address"));
+        assert_eq!(now.membership.unwrap().members().len(), 2, "the last good one stays");
+        stream.say(whole("3", "c", members(3)));
+        assert_eq!(heard(&stream.asked()), ("3", "c", false));
+        follower.has(3, "3");
+        // An empty list is one, too: what it means is decided elsewhere.
+        stream.say(whole("4", "d", members(0)));
+        assert_eq!(heard(&stream.asked()), ("4", "d", false));
+        follower.has(0, "4");
+        assert!(stream.is_silent());
+    }
+}
+
+#[test]
+fn all_fields_arrive() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let locality = Locality { region: "eu".into(), zone: "a".into(), sub_zone: "rack-1".into() };
+    let draining = LbEndpoint {
+        health_status: HealthStatus::Draining.into(),
+        load_balancing_weight: Some(UInt32Value { value: 5 }),
+        ..endpoint("fd00::1", 8080)
+    };
+    let endpoints =
+        LocalityLbEndpoints { locality: Some(locality), priority: 1, ..group(vec![draining]) };
+    plane.stream().say(whole("1", "a", packed(vec![endpoints])));
+    // The stream has ended with that, and the list stays.
+    follower.wait("a list", |latest| latest.membership.is_some());
+    let membership = follower.now().membership.unwrap();
+    let [member] = membership.members() else { panic!("{membership:?}") };
+    assert_eq!(member.address.to_string(), "[fd00::1]:8080");
+    assert_eq!(member.zone.as_deref(), Some("eu/a/rack-1"));
+    assert_eq!((member.weight.get(), member.priority, member.health), (5, 1, Health::Draining));
+}
+
+#[test]
+fn a_new_stream_begins_with_the_last_version() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let stream = plane.stream();
+    stream.say(whole("1", "a", members(2)));
+    follower.has(2, "1");
+    stream.fail(tonic::Status::unavailable("on its way out"));
+    follower.wait("the loss", |l| l.error.as_ref().is_some_and(|e| e.contains("on its way out")));
+
+    let stream = plane.stream();
+    let first = stream.asked();
+    assert_eq!(heard(&first), ("1", "", false), "nonces belong to one stream");
+    assert!(first.node.is_some());
+    // The server has nothing new, and says so by saying nothing.
+    follower.has(2, "1");
+    stream.say(whole("2", "x", members(1)));
+    assert_eq!(heard(&stream.asked()), ("2", "x", false));
+    follower.has(1, "2");
+    drop(stream);
+    follower.wait("the loss", |l| l.error.as_ref().is_some_and(|e| e.contains("ended the stream")));
+    assert_eq!(heard(&plane.stream().asked()), ("2", "", false));
+}
+
+#[test]
+fn a_server_that_says_nothing_is_lost() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let stream = plane.stream();
+    follower.wait("the loss", |l| {
+        l.error.as_ref().is_some_and(|e| e.contains("has said nothing of \"web\" within 1s"))
+    });
+    // It is waited for.
+    stream.say(whole("1", "a", members(2)));
+    follower.has(2, "1");
+    // So is one that is gone.
+    drop((plane, stream));
+    follower.wait("the loss", |l| l.error.as_ref().is_some_and(|e| e.contains("refused")));
+    assert_eq!(follower.now().version, "1");
+}
+
+#[test]
+fn incremental() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Delta, true);
+    let stream = plane.delta_stream();
+    let first = stream.asked();
+    assert_eq!(first.resource_names_subscribe, ["web"]);
+    assert!(first.initial_resource_versions.is_empty() && first.node.is_some());
+    let heard = |request: DeltaDiscoveryRequest| {
+        assert!(request.resource_names_subscribe.is_empty(), "{request:?}");
+        (request.response_nonce, request.error_detail.is_some())
+    };
+    stream.say(delta("1", "a", members(2)));
+    assert_eq!(heard(stream.asked()), ("a".into(), false));
+    follower.has(2, "1");
+    stream.say(delta("2", "b", bad()));
+    assert_eq!(heard(stream.asked()), ("b".into(), true));
+    assert_eq!(follower.now().refused, 1);
+    drop(stream);
+
+    let stream = plane.delta_stream();
+    let known = stream.asked().initial_resource_versions;
+    assert_eq!(known.get("web").map(String::as_str), Some("1"));
+    stream.say(delta("3", "a", members(3)));
+    assert_eq!(heard(stream.asked()), ("a".into(), false));
+    follower.has(3, "3");
+    stream.say(DeltaDiscoveryResponse {
+        type_url: ASSIGNMENT.into(),
+        nonce: "b".into(),
+        removed_resources: vec!["web".into()],
+        ..DeltaDiscoveryResponse::default()
+    });
+    assert_eq!(heard(stream.asked()), ("b".into(), false));
+    follower.has(0, "");
+}
+
+#[test]
+fn a_storm_of_updates_ends_with_the_last_one() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let stream = plane.stream();
+    for version in 1..=2000_u32 {
+        let count = u8::try_from(version % 50).unwrap();
+        stream.say(whole(&version.to_string(), &format!("n{version}"), members(count)));
+    }
+    follower.has(0, "2000");
+    assert_eq!(heard(&stream.asked()), ("", "", false));
+    for version in 1..=2000_u32 {
+        let expected = (version.to_string(), format!("n{version}"));
+        let request = stream.asked();
+        assert_eq!((request.version_info, request.response_nonce), expected);
+    }
+}
+
+#[test]
+fn clients_notice_nothing_of_updates() {
+    let lab = Lab::new(3).unwrap();
+    let _servers: Vec<_> = (0..3).map(|i| nginx::origin(&lab, i).unwrap()).collect();
+    let listener = lab.host.run(|| TcpListener::bind("127.0.0.1:18000")).unwrap();
+    let plane = ControlPlane::start(listener).unwrap();
+    let service = Service::default().render(&lab);
+    let origins = service.lines().find(|line| line.starts_with("origins")).unwrap().to_owned();
+    let config = service.replace(&origins, "")
+        + "[service.discovery]\ndebounce = \"20ms\"\n[service.discovery.eds]\n\
+           server = \"http://127.0.0.1:18000\"\nnode_id = \"it\"\n";
+    let plan = Plan::echo(vec![listen(&lab)], 16, 5_000);
+    let daemon = thread::scope(|scope| {
+        let starting = scope.spawn(|| Daemon::start(&lab, &config).unwrap());
+        let stream = plane.stream();
+        let list = |indices: &[u8]| {
+            let origins = indices.iter().map(|&i| lab.origin(i));
+            packed(vec![group(
+                origins.map(|o| endpoint(&o.ip().to_string(), o.port().into())).collect(),
+            )])
+        };
+        stream.say(whole("0", "0", list(&[0, 1, 2])));
+        let daemon = starting.join().unwrap();
+        let running = scope.spawn(|| load::run(&lab, &plan).unwrap());
+        let lists: [&[u8]; 4] = [&[0], &[1, 2], &[2, 0], &[0, 1, 2]];
+        let mut version = 0;
+        while !running.is_finished() {
+            version += 1;
+            let text = version.to_string();
+            let resource = match version % 5 {
+                0 => bad(),
+                n => list(lists[n - 1]),
+            };
+            stream.say(whole(&text, &text, resource));
+            thread::sleep(Duration::from_millis(50));
+        }
+        let report = running.join().unwrap();
+        assert!(version > 5, "it was over too soon");
+        assert_eq!(
+            (report.requests, report.error_count(), report.crosstalk),
+            (5_000, 0, 0),
+            "{:?}\n{}",
+            report.errors,
+            daemon.log()
+        );
+        daemon
+    });
+    daemon.stop().unwrap();
+}
