@@ -44,10 +44,10 @@ fn configured(name: &str, index: u32) -> Fleet {
 async fn wait(fleet: &Fleet, what: &str, done: impl FnMut(&Status) -> bool) -> Status {
     let mut status = fleet.status();
     let waiting = tokio::time::timeout(LEASE_OVER, status.wait_for(done));
-    match waiting.await {
-        Ok(status) => status.expect("it runs").clone(),
-        Err(_elapsed) => panic!("not in time: {what}; {:?}", fleet.status().borrow()),
-    }
+    let Ok(status) = waiting.await else {
+        panic!("not in time: {what}; {:?}", fleet.status().borrow());
+    };
+    status.expect("it runs").clone()
 }
 
 async fn index(fleet: &Fleet) -> u32 {

@@ -70,10 +70,8 @@ pub fn step(want: Want, me: &Holder, held: Option<u32>, lease: i64, holders: &Ho
     let mut candidates = holders.iter().filter(|(index, _)| wanted(**index));
     let ours = candidates.clone().find(|(_, entry)| entry.holder.as_ref() == Some(me));
     if let Some((&index, entry)) = ours {
-        return match entry.lease == lease {
-            true => Step::Held(index),
-            false => Step::Replace(index, entry.revision),
-        };
+        let replace = Step::Replace(index, entry.revision);
+        return if entry.lease == lease { Step::Held(index) } else { replace };
     }
     if held.is_none() {
         let named = |entry: &Entry| entry.holder.as_ref().is_some_and(|h| h.name == me.name);

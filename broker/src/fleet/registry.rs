@@ -151,7 +151,7 @@ impl Registry {
         let mut view = etcd.read(&folder).await?;
         let mut lost_races = 0;
         loop {
-            let (revision, holders) = self.holders(view);
+            let (revision, holders) = self.holders(&view);
             if let Some(held) = self.held
                 && holders.get(&held).is_some_and(|entry| entry.holder.as_ref() != Some(&self.me))
             {
@@ -225,12 +225,12 @@ impl Registry {
                 }
                 events = watch.next() => {
                     for event in events? {
-                        let gone = event.gone();
-                        let Some((index, entry)) = self.entry(event.key) else { continue };
-                        match gone {
-                            true => holders.remove(&index),
-                            false => holders.insert(index, entry),
-                        };
+                        let Some((index, entry)) = self.entry(&event.key) else { continue };
+                        if event.gone() {
+                            holders.remove(&index);
+                        } else {
+                            holders.insert(index, entry);
+                        }
                     }
                     match claim::step(self.want, &self.me, self.held, lease, &holders) {
                         Step::Held(_) => {}
@@ -281,11 +281,11 @@ impl Registry {
     }
 
     /// The entries of the registry; keys that are none are nobody's business.
-    fn holders(&self, view: View) -> (i64, Holders) {
-        (view.revision, view.keys.into_iter().filter_map(|key| self.entry(key)).collect())
+    fn holders(&self, view: &View) -> (i64, Holders) {
+        (view.revision, view.keys.iter().filter_map(|key| self.entry(key)).collect())
     }
 
-    fn entry(&self, key: KeyValue) -> Option<(u32, Entry)> {
+    fn entry(&self, key: &KeyValue) -> Option<(u32, Entry)> {
         let index = std::str::from_utf8(&key.key).ok()?.strip_prefix(&self.folder())?;
         let index = index.parse().ok().filter(|&index| index < GATEWAYS_MAX)?;
         let holder = serde_json::from_slice(&key.value).ok();

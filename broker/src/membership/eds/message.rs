@@ -75,8 +75,9 @@ pub(super) struct DeltaDiscoveryResponse {
 pub(super) struct Resource {
     #[prost(string, tag = "1")]
     pub(super) version: String,
+    /// The field `resource`.
     #[prost(message, optional, tag = "2")]
-    pub(super) resource: Option<Any>,
+    pub(super) body: Option<Any>,
     #[prost(string, tag = "3")]
     pub(super) name: String,
 }

@@ -65,11 +65,10 @@ impl Form for Whole {
     type Response = DiscoveryResponse;
 
     fn path(aggregated: bool) -> &'static str {
-        match aggregated {
-            true => {
-                "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
-            }
-            false => "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints",
+        if aggregated {
+            "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+        } else {
+            "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints"
         }
     }
 
@@ -134,11 +133,10 @@ impl Form for Delta {
     type Response = DeltaDiscoveryResponse;
 
     fn path(aggregated: bool) -> &'static str {
-        match aggregated {
-            true => {
-                "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
-            }
-            false => "/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints",
+        if aggregated {
+            "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
+        } else {
+            "/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints"
         }
     }
 
@@ -166,7 +164,7 @@ impl Form for Delta {
         let mut found = Vec::new();
         for resource in response.resources.into_iter().filter(|r| r.name == self.cluster) {
             version = Some(resource.version);
-            let any = resource.resource.ok_or_else(|| "the resource is empty".to_owned());
+            let any = resource.body.ok_or_else(|| "the resource is empty".to_owned());
             found.push(any.and_then(assignment).and_then(ClusterLoadAssignment::membership));
         }
         if response.removed_resources.contains(&self.cluster) && found.is_empty() {
@@ -196,7 +194,7 @@ impl Form for Delta {
 fn assignment(mut any: Any) -> Result<ClusterLoadAssignment, String> {
     if any.type_url == RESOURCE {
         let resource = Resource::decode(&*any.value).map_err(|error| error.to_string())?;
-        any = resource.resource.ok_or("the resource is empty")?;
+        any = resource.body.ok_or("the resource is empty")?;
     }
     if any.type_url != ASSIGNMENT {
         return Err(format!("{:?} is not a ClusterLoadAssignment", any.type_url));
@@ -257,7 +255,7 @@ mod tests {
 
     fn delta(version: &str, nonce: &str, resource: Any) -> DeltaDiscoveryResponse {
         let resource =
-            Resource { version: version.into(), resource: Some(resource), name: "web".into() };
+            Resource { version: version.into(), body: Some(resource), name: "web".into() };
         DeltaDiscoveryResponse {
             resources: vec![resource],
             type_url: ASSIGNMENT.into(),
@@ -328,7 +326,7 @@ mod tests {
     #[test]
     fn a_resource_may_be_wrapped() {
         let resource = packed("web", vec![endpoint("10.0.0.1", 80)]);
-        let resource = Resource { resource: Some(resource), ..Resource::default() };
+        let resource = Resource { body: Some(resource), ..Resource::default() };
         let any = Any { type_url: RESOURCE.into(), value: resource.encode_to_vec() };
         let (news, _) = Whole::new("web".into()).take(response("1", "a", vec![any]));
         assert!(matches!(news, News::List(_)), "{news:?}");
