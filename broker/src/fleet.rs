@@ -111,25 +111,33 @@ pub fn start(gateway: &Gateway, datapath: Arc<dyn Datapath>) -> anyhow::Result<F
             place.is_from("etcd");
             Some(Running::registry(etcd, Want::Lowest, place, datapath))
         }
-        Gateway::Configured { index: Index::File(path), count, registry } => {
-            place.is_from("file");
-            let file = File { path: path.clone(), count: *count, registry: registry.clone() };
-            Some(Running::start(|left| file.follow(place, datapath, left)))
-        }
         Gateway::Configured { index, count, registry } => {
-            let (source, index) = match index {
-                Index::Hostname => ("hostname", ordinal(&hostname()?)?),
-                Index::Env(variable) => ("env", variable_number(variable)?),
-                Index::File(path) => ("file", file_number(path)?),
-                Index::Number(index) => ("number", *index),
-            };
-            place.is_from(source);
-            place.hold(Identity::new(index, *count)?);
-            let registry = registry.as_ref();
-            registry.map(|etcd| Running::registry(etcd, Want::Index(index), place, datapath))
+            configured(index, *count, registry.as_ref(), place, datapath)?
         }
     };
     Ok(Fleet { status: shown, running })
+}
+
+fn configured(
+    index: &Index,
+    count: NonZeroU32,
+    registry: Option<&Etcd>,
+    place: Place,
+    datapath: Arc<dyn Datapath>,
+) -> anyhow::Result<Option<Running>> {
+    let (source, index) = match index {
+        Index::File(path) => {
+            place.is_from("file");
+            let file = File { path: path.clone(), count, registry: registry.cloned() };
+            return Ok(Some(Running::start(|left| file.follow(place, datapath, left))));
+        }
+        Index::Hostname => ("hostname", ordinal(&hostname()?)?),
+        Index::Env(variable) => ("env", variable_number(variable)?),
+        Index::Number(index) => ("number", *index),
+    };
+    place.is_from(source);
+    place.hold(Identity::new(index, count)?);
+    Ok(registry.map(|etcd| Running::registry(etcd, Want::Index(index), place, datapath)))
 }
 
 impl Identity {
@@ -157,6 +165,7 @@ impl Running {
     }
 
     fn registry(etcd: &Etcd, want: Want, place: Place, datapath: Arc<dyn Datapath>) -> Self {
+        place.waits(registry::PART);
         Self::start(|left| Registry::new(etcd.clone(), want, place, datapath).run(left))
     }
 
@@ -210,7 +219,7 @@ impl File {
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
-                _ = left.wait_for(|left| *left) => break,
+                Ok(_) = left.wait_for(|left| *left) => break,
             }
         }
         if let Some(entered) = entered {
@@ -329,7 +338,7 @@ mod tests {
     use super::*;
     use crate::datapath::Inert;
 
-    fn configured(index: Index, count: u32) -> anyhow::Result<Fleet> {
+    fn fleet(index: Index, count: u32) -> anyhow::Result<Fleet> {
         let count = NonZeroU32::new(count).expect("not zero");
         let gateway = Gateway::Configured { index, count, registry: None };
         start(&gateway, Arc::new(Inert))
@@ -347,13 +356,13 @@ mod tests {
 
     #[test]
     fn what_is_configured_is_known_at_once() {
-        let fleet = configured(Index::Number(7), 500).unwrap();
-        let status = fleet.status().borrow().clone();
+        let seven = fleet(Index::Number(7), 500).unwrap();
+        let status = seven.status().borrow().clone();
         assert_eq!(status.identity, Some(Identity { index: 7, gateways: 500 }));
         assert_eq!((status.source, status.error()), ("number", None));
-        let error = configured(Index::Number(7), 7).unwrap_err().to_string();
+        let error = fleet(Index::Number(7), 7).unwrap_err().to_string();
         assert_eq!(error, "index 7 is not below gateway.count = 7");
-        let unset = configured(Index::Env("BROKER_TEST_NO_SUCH_VARIABLE".into()), 7).unwrap_err();
+        let unset = fleet(Index::Env("BROKER_TEST_NO_SUCH_VARIABLE".into()), 7).unwrap_err();
         assert!(format!("{unset:#}").contains("BROKER_TEST_NO_SUCH_VARIABLE"), "{unset:#}");
     }
 
@@ -361,8 +370,7 @@ mod tests {
     async fn a_file_may_come_later_and_change() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("index");
-        let mut status = configured(Index::File(path.clone()), 10).unwrap();
-        let fleet = &mut status;
+        let fleet = fleet(Index::File(path.clone()), 10).unwrap();
         let mut status = fleet.status();
         let failed = status.wait_for(|s| s.error().is_some()).await.unwrap().clone();
         assert_eq!(failed.identity, None);

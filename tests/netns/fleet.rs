@@ -71,19 +71,21 @@ fn with_etcd(test: impl AsyncFnOnce(&mut Etcd) + Send) {
 }
 
 #[test]
-fn five_at_once_get_five_indices() {
-    with_etcd(async |_etcd| {
-        let fleets: Vec<_> = (0..5).map(|i| claimed(&format!("gateway-{i}"))).collect();
-        let mut indices = Vec::new();
-        for fleet in &fleets {
-            indices.push(index(fleet).await);
-        }
-        indices.sort_unstable();
-        assert_eq!(indices, [0, 1, 2, 3, 4]);
-        for fleet in &fleets {
-            gateways(fleet, 5).await;
-        }
-    });
+fn those_who_start_at_once_get_different_indices() {
+    for count in [5, 200] {
+        with_etcd(async |_etcd| {
+            let fleets: Vec<_> = (0..count).map(|i| claimed(&format!("gateway-{i}"))).collect();
+            let mut indices = Vec::new();
+            for fleet in &fleets {
+                indices.push(index(fleet).await);
+            }
+            indices.sort_unstable();
+            assert_eq!(indices, (0..count).collect::<Vec<_>>());
+            for fleet in &fleets {
+                gateways(fleet, count).await;
+            }
+        });
+    }
 }
 
 #[test]

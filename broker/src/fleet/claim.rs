@@ -59,13 +59,20 @@ pub enum Step {
 }
 
 /// Decides for `me`, which holds or has held `held` (`None` before the first time) and whose lease
-/// is `lease`.
+/// is `lease`. `ahead` others wait for the lowest index that is free: they get one each before it.
 ///
 /// The index that was held is kept if it can be. Another process of our name is replaced only
 /// before that: it is then the one that ran before us. Later it is a second gateway with our name,
 /// and two such must not take the index from each other for ever.
 #[must_use]
-pub fn step(want: Want, me: &Holder, held: Option<u32>, lease: i64, holders: &Holders) -> Step {
+pub fn step(
+    want: Want,
+    me: &Holder,
+    held: Option<u32>,
+    lease: i64,
+    holders: &Holders,
+    ahead: usize,
+) -> Step {
     let wanted = |index: u32| want == Want::Lowest || want == Want::Index(index);
     let mut candidates = holders.iter().filter(|(index, _)| wanted(**index));
     let ours = candidates.clone().find(|(_, entry)| entry.holder.as_ref() == Some(me));
@@ -83,10 +90,12 @@ pub fn step(want: Want, me: &Holder, held: Option<u32>, lease: i64, holders: &Ho
     match want {
         Want::Index(index) if free(&index) => Step::Create(index),
         Want::Index(index) => Step::Blocked(index),
-        Want::Lowest => match held.filter(free).or_else(|| (0..GATEWAYS_MAX).find(free)) {
-            Some(index) => Step::Create(index),
-            None => Step::Full,
-        },
+        Want::Lowest => {
+            match held.filter(free).or_else(|| (0..GATEWAYS_MAX).filter(free).nth(ahead)) {
+                Some(index) => Step::Create(index),
+                None => Step::Full,
+            }
+        }
     }
 }
 
@@ -115,7 +124,7 @@ mod tests {
     }
 
     fn check(want: Want, held: Option<u32>, taken: &[(u32, &str, &str, i64)], expected: Step) {
-        let step = step(want, &gateway("me", "now"), held, 5, &holders(taken));
+        let step = step(want, &gateway("me", "now"), held, 5, &holders(taken), 0);
         assert_eq!(step, expected, "{want:?} {held:?} {taken:?}");
     }
 
@@ -124,6 +133,15 @@ mod tests {
         check(Want::Lowest, None, &[], Step::Create(0));
         check(Want::Lowest, None, &[(0, "a", "1", 1), (2, "c", "1", 3)], Step::Create(1));
         check(Want::Lowest, None, &[(0, "a", "1", 1), (1, "c", "1", 3)], Step::Create(2));
+    }
+
+    #[test]
+    fn those_who_wait_get_one_each() {
+        let taken = holders(&[(0, "a", "1", 1), (2, "c", "1", 3)]);
+        let me = gateway("me", "now");
+        let ahead = |n| step(Want::Lowest, &me, None, 5, &taken, n);
+        assert_eq!([0, 1, 2].map(ahead), [1, 3, 4].map(Step::Create));
+        assert_eq!(step(Want::Lowest, &me, Some(1), 5, &taken, 2), Step::Create(1));
     }
 
     #[test]
@@ -152,7 +170,7 @@ mod tests {
     fn an_unreadable_holder_is_a_stranger() {
         let entry = Entry { holder: None, lease: 1, revision: 1 };
         let taken = Holders::from([(0, entry)]);
-        assert_eq!(step(Want::Lowest, &gateway("me", "1"), None, 5, &taken), Step::Create(1));
+        assert_eq!(step(Want::Lowest, &gateway("me", "1"), None, 5, &taken, 0), Step::Create(1));
     }
 
     #[test]
@@ -190,7 +208,7 @@ mod tests {
                     let Some((instance, held)) = state else { continue };
                     let me = gateway(&who.to_string(), &instance.to_string());
                     let lease = i64::try_from(*instance).unwrap();
-                    match step(Want::Lowest, &me, *held, lease, &registry) {
+                    match step(Want::Lowest, &me, *held, lease, &registry, 0) {
                         Step::Held(index) => prop_assert_eq!(Some(index), *held),
                         Step::Create(index) => {
                             prop_assert!(!registry.contains_key(&index));

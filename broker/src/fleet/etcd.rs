@@ -90,7 +90,7 @@ impl Etcd {
         };
         let mut request =
             TxnRequest { compare: Vec::new(), success: vec![read()], failure: vec![read()] };
-        if let Some(Write { key, revision, value, lease }) = write {
+        if let Some(Write { key, revision, value, lease, delete }) = write {
             request.compare.push(Compare {
                 result: COMPARE_EQUAL,
                 target: COMPARE_MOD_REVISION,
@@ -99,7 +99,11 @@ impl Etcd {
             });
             let put = PutRequest { key: key.into(), value, lease };
             let put = RequestOp { request: Some(request_op::Request::Put(put)) };
-            request.success.insert(0, put);
+            let delete = delete.map(|key| DeleteRangeRequest { key: key.into() });
+            let delete = delete.map(request_op::Request::DeleteRange);
+            let delete = delete.map(|request| RequestOp { request: Some(request) });
+            // What is read comes after it.
+            request.success.splice(0..0, [put].into_iter().chain(delete));
         }
         let answer: TxnResponse = self.call("/etcdserverpb.KV/Txn", request).await?;
         let revision = answer.header.map(|header| header.revision);
@@ -134,6 +138,8 @@ pub(super) struct Write {
     pub(super) revision: i64,
     pub(super) value: Vec<u8>,
     pub(super) lease: i64,
+    /// Another key, which is to be gone with that.
+    pub(super) delete: Option<String>,
 }
 
 /// What a write has led to.
@@ -255,6 +261,12 @@ struct PutRequest {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+struct DeleteRangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 struct Compare {
     #[prost(int32, tag = "1")]
     result: i32,
@@ -295,7 +307,7 @@ struct ResponseHeader {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct RequestOp {
-    #[prost(oneof = "request_op::Request", tags = "1, 2")]
+    #[prost(oneof = "request_op::Request", tags = "1, 2, 3")]
     request: Option<request_op::Request>,
 }
 
@@ -306,6 +318,8 @@ mod request_op {
         Range(super::RangeRequest),
         #[prost(message, tag = "2")]
         Put(super::PutRequest),
+        #[prost(message, tag = "3")]
+        DeleteRange(super::DeleteRangeRequest),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Keeps this gateway's key in a registry, whatever happens to either.
 //!
-//! The registry is a folder of keys in etcd, `PREFIX/index/N`, each bound to its holder's lease. The
-//! lease is renewed at a third of its time. If etcd is lost, the gateway keeps its index and says
+//! The registry is a folder of keys in etcd, `PREFIX/index/N`, each bound to its holder's lease. Who
+//! loses a race for one joins the queue in `PREFIX/waiting/`, so that a fleet that starts at once does
+//! not go for one index after the other all together. The lease is renewed at a third of its time. If etcd is lost, the gateway keeps its index and says
 //! so; once etcd is back it enters its index again, unless somebody else has it by then.
 //!
 //! Changes of the number of gateways are taken with a delay: growth shortly after it was seen, so
@@ -27,10 +28,13 @@ use crate::datapath::Datapath;
 use crate::pool::backoff::Backoff;
 
 /// What the registry is called in [`super::Status::errors`].
-const PART: &str = "etcd";
+pub(super) const PART: &str = "etcd";
 
 /// How long more gateways are waited for after one has come.
 const SETTLE: Duration = Duration::from_millis(500);
+
+/// Longest pause of one who waits in the queue and was overtaken all the same.
+const LOST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Pauses between attempts to reach etcd.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -78,10 +82,10 @@ impl Registry {
 
     /// Runs until `left` says that the gateway leaves; then the index is given back.
     pub(super) async fn run(mut self, mut left: watch::Receiver<bool>) {
-        self.place.waits(PART);
         tokio::select! {
             () = self.keep() => {}
-            _ = left.wait_for(|left| *left) => {}
+            // Not if nobody can say so any more: that is a crash, which gives nothing back.
+            Ok(_) = left.wait_for(|left| *left) => {}
         }
         if let Err(error) = self.give_back().await {
             tracing::warn!(error, "giving the gateway's index back; its lease has to end");
@@ -147,9 +151,11 @@ impl Registry {
 
     /// Makes a key ours, or finds that nobody can: what the registry is like after that.
     async fn claim(&mut self, etcd: &Etcd, lease: i64) -> Result<(i64, Holders), String> {
-        let folder = self.folder();
-        let mut view = etcd.read(&folder).await?;
-        let mut lost_races = 0;
+        let ticket = format!("{}/waiting/{}", self.config.prefix, self.me.instance);
+        let value = serde_json::to_vec(&self.me).unwrap_or_default();
+        let everything = format!("{}/", self.config.prefix);
+        let mut view = etcd.read(&everything).await?;
+        let mut renewed = Instant::now();
         loop {
             let (revision, holders) = self.holders(&view);
             if let Some(held) = self.held
@@ -157,7 +163,9 @@ impl Registry {
             {
                 self.clashes(held, &holders);
             }
-            let step = claim::step(self.want, &self.me, self.held, lease, &holders);
+            let queue = self.queue(&view, &ticket);
+            let ahead = queue.unwrap_or(0);
+            let step = claim::step(self.want, &self.me, self.held, lease, &holders, ahead);
             let (index, expected) = match step {
                 Step::Held(index) => {
                     self.holds(index, &holders);
@@ -171,21 +179,42 @@ impl Registry {
                 Step::Create(index) => (index, 0),
                 Step::Replace(index, revision) => (index, revision),
             };
+            // In one transaction, or those behind us in the queue would count us twice.
             let write = Write {
-                key: format!("{folder}{index}"),
+                key: format!("{}{index}", self.folder()),
                 revision: expected,
-                value: serde_json::to_vec(&self.me).unwrap_or_default(),
+                value: value.clone(),
                 lease,
+                delete: Some(ticket.clone()),
             };
-            let written = etcd.write(write, &folder).await?;
+            let written = etcd.write(write, &everything).await?;
             view = written.view;
-            if !written.succeeded {
-                // Somebody was faster. With many who start at once, a pause lets some of them win.
-                lost_races += 1;
-                let longest = Duration::from_millis(5 * lost_races.min(40));
-                tokio::time::sleep(longest.mul_f64(self.rng.random())).await;
+            if written.succeeded {
+                continue;
+            }
+            // Somebody was faster.
+            if renewed.elapsed() > self.config.ttl / 3 {
+                renewed = Instant::now();
+                etcd.renew(lease).await?;
+            }
+            // There is no queue for a certain index: who has it is enough to know.
+            if queue.is_some() || self.want != Want::Lowest {
+                tokio::time::sleep(LOST_PAUSE.mul_f64(self.rng.random())).await;
+            } else {
+                let (key, value) = (ticket.clone(), value.clone());
+                let write = Write { key, revision: 0, value, lease, delete: None };
+                view = etcd.write(write, &everything).await?.view;
             }
         }
+    }
+
+    /// How many wait before us; `None` if we do not.
+    fn queue(&self, view: &View, ticket: &str) -> Option<usize> {
+        let ours = view.keys.iter().find(|key| key.key == ticket.as_bytes())?.mod_revision;
+        let waiting = format!("{}/waiting/", self.config.prefix);
+        let ahead =
+            |key: &&KeyValue| key.key.starts_with(waiting.as_bytes()) && key.mod_revision < ours;
+        Some(view.keys.iter().filter(ahead).count())
     }
 
     /// The key of an index is ours.
@@ -232,7 +261,7 @@ impl Registry {
                             holders.insert(index, entry);
                         }
                     }
-                    match claim::step(self.want, &self.me, self.held, lease, &holders) {
+                    match claim::step(self.want, &self.me, self.held, lease, &holders, 0) {
                         Step::Held(_) => {}
                         Step::Blocked(index) => self.clashes(index, &holders),
                         Step::Create(_) | Step::Replace(..) | Step::Full => return Ok(()),
