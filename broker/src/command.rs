@@ -2,6 +2,7 @@
 //!
 //! In the library, because `cargo xtask` offers them too.
 
+pub mod check;
 pub mod doctor;
 pub mod observe;
 pub mod sim;

@@ -6,6 +6,7 @@
 pub mod discovery;
 pub mod file;
 pub mod gateway;
+pub mod subset;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -61,6 +62,8 @@ pub struct Service {
     /// Where members come from, if they are not [`Service::origins`]; only for
     /// [`Route::Balance`].
     pub discovery: Option<discovery::Discovery>,
+    /// Which of the members this gateway uses; `None` for all. Only for [`Route::Balance`].
+    pub subset: Option<subset::Subset>,
     /// Pool settings, per worker and origin.
     pub pool: PoolConfig,
     /// What there may be of everything, of all workers together.

@@ -7,8 +7,8 @@
 mod origins;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -55,6 +55,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
             datapath,
         },
         origins,
+        identity: OnceLock::new(),
         no_kernel,
         started: clock::now(),
         ready: AtomicBool::new(false),
@@ -70,6 +71,8 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 struct Control {
     shared: Shared,
     origins: Origins,
+    /// Which gateway this is, once that is being found out.
+    identity: OnceLock<watch::Receiver<fleet::Status>>,
     /// Why there are no kernel programs.
     no_kernel: Option<String>,
     started: Instant,
@@ -88,7 +91,9 @@ impl Control {
 
         refuse_taken_addresses(config)?;
         let fleet = fleet::start(&config.gateway, Arc::clone(&self.shared.datapath))?;
-        self.origins.start(&self.shared.registry, &self.shared.datapath).await;
+        let identity = fleet.status();
+        self.origins.start(&self.shared.datapath, &self.shared.registry, &identity).await;
+        self.identity.set(identity).ok();
         let mut workers = Vec::new();
         for index in 0..config.workers.get() {
             workers.push(Worker::start(index, self.shared.clone(), self.stage.subscribe())?);
@@ -214,7 +219,9 @@ impl admin::Source for Control {
             service.membership = self.origins.snapshot(position);
             service.limits = self.shared.budgets[position].snapshot();
         }
-        Snapshot::assemble(process, services, kernel, host)
+        let mut snapshot = Snapshot::assemble(process, services, kernel, host);
+        snapshot.gateway = self.identity.get().map(|status| (&*status.borrow()).into());
+        snapshot
     }
 
     fn health(&self) -> Health {

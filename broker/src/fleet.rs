@@ -27,6 +27,7 @@ use self::registry::Registry;
 use crate::clock;
 use crate::config::gateway::{Etcd, Gateway, Index};
 use crate::datapath::Datapath;
+use crate::origin::subset::hash;
 
 /// How often a file with an index is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -141,6 +142,15 @@ fn configured(
 }
 
 impl Identity {
+    /// For a gateway that does not know yet which one it is, and has to choose all the same: an
+    /// index of its own, beyond those of any fleet, so that nobody reckons with it.
+    #[must_use]
+    pub fn stand_in() -> Self {
+        let name = hostname().unwrap_or_default();
+        let hash = hash::well_mixed(&name) % (1 << 31);
+        Self { index: u32::try_from(hash).unwrap_or_default() | 1 << 31, gateways: 1 }
+    }
+
     fn new(index: u32, count: NonZeroU32) -> anyhow::Result<Self> {
         let gateways = count.get();
         anyhow::ensure!(index < gateways, "index {index} is not below gateway.count = {gateways}");

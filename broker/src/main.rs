@@ -1,10 +1,10 @@
 //! The command line: arguments, logging, exit codes. The work is the library's.
 
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use broker::command::{UsageError, doctor, observe, sim, stats};
+use broker::command::{UsageError, check, doctor, observe, sim, stats};
 use broker::config::Config;
 use broker::config::file::{self, ConfigError};
 use broker::datapath::kernel;
@@ -81,7 +81,9 @@ fn main() -> ExitCode {
     init_log(args.log, level);
     let done = match args.command {
         Command::Run { config } => run(&config).map(|()| true),
-        Command::Check { config } => check(&config).map(|()| true),
+        Command::Check { config } => {
+            check::run(&config, &mut std::io::stdout().lock()).map(|()| true)
+        }
         Command::Observe(args) => observe(args).map(|()| true),
         Command::Stats(args) => stats(&args).map(|()| true),
         Command::Doctor(args) => {
@@ -154,6 +156,8 @@ fn log_start(path: &Path, config: &Config) {
     for service in &config.services {
         info!(
             name = service.name,
+            subset = ?service.subset,
+            limits = ?service.limits,
             listen = ?service.listen,
             intercept = ?service.intercept.iter().map(ToString::to_string).collect::<Vec<_>>(),
             cgroups = ?service.cgroups,
@@ -168,18 +172,6 @@ fn log_start(path: &Path, config: &Config) {
     for warning in file::warnings(config) {
         warn!("{warning}");
     }
-}
-
-fn check(path: &Path) -> anyhow::Result<()> {
-    let config = file::load(path)?;
-    let mut out = std::io::stdout().lock();
-    for warning in file::warnings(&config) {
-        writeln!(out, "warning: {warning}")?;
-    }
-    let services = config.services.len();
-    let plural = if services == 1 { "" } else { "s" };
-    writeln!(out, "{}: valid, {services} service{plural}", path.display())?;
-    Ok(())
 }
 
 fn observe(args: observe::Args) -> anyhow::Result<()> {

@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 
 use crate::cgroup::Cgroup;
 use crate::lab::Lab;
+use crate::netns::Netns;
 use crate::process::{Launch, Process};
 use crate::wait::within;
 
@@ -33,26 +34,34 @@ impl Daemon {
         Self::start_as(lab, &lab.proxy_cgroup, config)
     }
 
+    /// The same in another namespace.
+    pub fn start_in(lab: &Lab, netns: &Netns, config: &str) -> Result<Self> {
+        Self::spawn_as(lab, netns, &lab.proxy_cgroup, config)?.ready(config)
+    }
+
     /// The same in a cgroup of the caller's.
     pub fn start_as(lab: &Lab, cgroup: &Cgroup, config: &str) -> Result<Self> {
-        let mut daemon = Self::spawn_as(lab, cgroup, config)?;
+        Self::spawn_as(lab, &lab.host, cgroup, config)?.ready(config)
+    }
+
+    fn ready(mut self, config: &str) -> Result<Self> {
         let mut answer = Ok(String::new());
         within(PATIENCE, || {
-            answer = daemon.request("GET", "/v1/health");
-            answer.is_ok() || !daemon.process.is_running()
+            answer = self.request("GET", "/v1/health");
+            answer.is_ok() || !self.process.is_running()
         });
         answer.with_context(|| {
-            format!("the daemon is not ready\n{}\n{config}", daemon.process.stderr())
+            format!("the daemon is not ready\n{}\n{config}", self.process.stderr())
         })?;
-        Ok(daemon)
+        Ok(self)
     }
 
     /// Starts the daemon without waiting for anything: it may never become ready.
     pub fn spawn(lab: &Lab, config: &str) -> Result<Self> {
-        Self::spawn_as(lab, &lab.proxy_cgroup, config)
+        Self::spawn_as(lab, &lab.host, &lab.proxy_cgroup, config)
     }
 
-    fn spawn_as(lab: &Lab, cgroup: &Cgroup, config: &str) -> Result<Self> {
+    fn spawn_as(lab: &Lab, netns: &Netns, cgroup: &Cgroup, config: &str) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("broker-").tempdir_in(lab.directory())?.keep();
         let (file, admin) = (directory.join("broker.toml"), directory.join("admin.sock"));
@@ -61,7 +70,7 @@ impl Daemon {
             .arg("run")
             .arg("--config")
             .arg(&file)
-            .netns(&lab.host)
+            .netns(netns)
             .cgroup(cgroup)
             .spawn()?;
         Ok(Self { process, admin })

@@ -56,6 +56,8 @@ pub struct Container {
     pub netns: Netns,
     /// The host's address as seen from inside.
     pub host: IpAddr,
+    /// Its own address.
+    pub ip: IpAddr,
 }
 
 impl Lab {
@@ -172,7 +174,7 @@ impl Lab {
             &Interface { name: "eth0", addresses: &[format!("{inside}/30")] },
         )?;
         netns.ip(&[&format!("route add default via {host}")])?;
-        Ok(Container { netns, host })
+        Ok(Container { netns, host, ip: inside })
     }
 
     /// Makes one more cgroup, for a party whose processor time is to be told apart. It must be

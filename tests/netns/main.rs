@@ -23,5 +23,6 @@ mod limits;
 mod membership;
 mod sharing;
 mod steer;
+mod subsets;
 mod torture;
 mod tunnels;

@@ -65,6 +65,17 @@ fn process(text: &mut Text, snapshot: &Snapshot) {
     let uptime = snapshot.uptime_ms as f64 / 1e3;
     text.single("broker_uptime_seconds", "gauge", "Time since the daemon started.", uptime);
     text.single("broker_workers", "gauge", "Event loops.", snapshot.workers);
+    let Some(gateway) = &snapshot.gateway else { return };
+    if let Some(index) = gateway.index {
+        text.single("broker_gateway_index", "gauge", "This gateway's index in its fleet.", index);
+        text.single("broker_gateways", "gauge", "Positions of the fleet.", gateway.gateways);
+    }
+    text.single(
+        "broker_gateway_index_conflicts_total",
+        "counter",
+        "Times that another gateway was found to have this one's index.",
+        gateway.conflicts,
+    );
 }
 
 fn services(text: &mut Text, services: &[ServiceSnapshot]) {

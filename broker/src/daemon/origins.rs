@@ -9,12 +9,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::config::discovery::Discovery;
+use crate::config::subset::Subset;
 use crate::config::{Config, Service};
 use crate::datapath::Datapath;
+use crate::fleet;
 use crate::membership::gather::Gather;
 use crate::membership::{self, Feed, Latest, Member, Membership};
 use crate::origin::Chosen;
-use crate::origin::choice::{Choice, choose, level};
+use crate::origin::choice::{Choice, Ranking};
 use crate::stats::{MembershipSnapshot, Registry};
 
 /// How often the health of origins is looked at.
@@ -35,6 +37,9 @@ struct Followed {
     position: usize,
     source: &'static str,
     discovery: Option<Discovery>,
+    subset: Option<Subset>,
+    /// The members that the configuration names.
+    configured: Arc<Membership>,
     /// What the source says.
     feed: Feed,
     latest: watch::Receiver<Latest>,
@@ -61,35 +66,65 @@ impl Origins {
 
     /// Begins to follow all services. Returns when each has its first list, or it has become clear
     /// that this may take long: clients are refused then until it comes.
-    pub(super) async fn start(&self, registry: &Arc<Registry>, datapath: &Arc<dyn Datapath>) {
+    pub(super) async fn start(
+        &self,
+        datapath: &Arc<dyn Datapath>,
+        registry: &Arc<Registry>,
+        identity: &watch::Receiver<fleet::Status>,
+    ) {
+        let mut first_choices = Vec::new();
         for service in &self.services {
-            if let Some(discovery) = &service.discovery {
+            let gather = service.discovery.as_ref().map(|discovery| {
                 let source = membership::source(&discovery.source, datapath);
                 tokio::spawn(source.watch(service.feed.clone()));
-                tokio::spawn(Arc::clone(service).follow(discovery.clone(), Arc::clone(registry)));
+                let Discovery { debounce, debounce_max, on_empty, .. } = *discovery;
+                Gather::new(service.latest.clone(), debounce, debounce_max, on_empty)
+            });
+            // What the configuration names, all of it, is what workers start with.
+            if gather.is_none() && service.subset.is_none() {
+                continue;
             }
+            first_choices.push((service, service.chosen.subscribe()));
+            let follow = Arc::clone(service).follow(gather, identity.clone(), Arc::clone(registry));
+            tokio::spawn(follow);
         }
-        for service in self.services.iter().filter(|service| service.discovery.is_some()) {
-            let mut latest = service.latest.clone();
-            let first = latest.wait_for(|latest| latest.membership.is_some());
-            if tokio::time::timeout(FIRST_LIST, first).await.is_err() {
-                let error = service.latest.borrow().error.clone();
-                tracing::warn!(
-                    service = service.name,
-                    error = error.as_deref().unwrap_or("nothing was said yet"),
-                    "no list of origins; clients are refused until there is one"
-                );
+        let all = async {
+            for (_, chosen) in &mut first_choices {
+                // An error means that the service is gone, and everything with it.
+                chosen.wait_for(|chosen| !chosen.is_empty()).await.ok();
             }
-            let mut chosen = service.chosen.subscribe();
-            // Chosen by the task, which may not have run yet.
-            let any = chosen.wait_for(|chosen| !chosen.is_empty());
-            tokio::time::timeout(LOOK, any).await.map(drop).unwrap_or_default();
+        };
+        if tokio::time::timeout(FIRST_LIST, all).await.is_ok() {
+            return;
+        }
+        for (service, _) in first_choices.iter().filter(|(_, chosen)| chosen.borrow().is_empty()) {
+            let error = service.latest.borrow().error.clone();
+            tracing::warn!(
+                service = service.name,
+                error = error.as_deref().unwrap_or("nothing was said yet"),
+                "no list of origins; clients are refused until there is one"
+            );
         }
     }
 
     /// What the statistics say of a service.
     pub(super) fn snapshot(&self, service: usize) -> Option<MembershipSnapshot> {
         self.services.get(service).map(|service| service.snapshot())
+    }
+}
+
+/// The next list of a source; never, if there is no source.
+async fn next(gather: &mut Option<Gather>) -> Option<Arc<Membership>> {
+    match gather {
+        Some(gather) => gather.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The next change of who this gateway is; never, if that is fixed.
+async fn change(identity: &mut watch::Receiver<fleet::Status>) {
+    if identity.changed().await.is_err() {
+        std::future::pending().await
     }
 }
 
@@ -102,7 +137,8 @@ impl Followed {
         };
         let members = Membership::new(config.origins.iter().map(|&address| Member::at(address)));
         // In the order of the file, which is the order of the statistics.
-        let chosen: Arc<[Chosen]> = config.origins.iter().map(|&o| Chosen::at(o)).collect();
+        let all: Arc<[Chosen]> = config.origins.iter().map(|&o| Chosen::at(o)).collect();
+        let chosen = if config.subset.is_some() { Arc::default() } else { all };
         let state = State {
             choice: Choice {
                 origins: chosen.to_vec(),
@@ -117,6 +153,8 @@ impl Followed {
             position,
             source,
             discovery: config.discovery.clone(),
+            subset: config.subset,
+            configured: Arc::new(members),
             feed,
             latest,
             chosen: watch::Sender::new(chosen),
@@ -124,24 +162,35 @@ impl Followed {
         }
     }
 
-    async fn follow(self: Arc<Self>, discovery: Discovery, registry: Arc<Registry>) {
-        let Discovery { debounce, debounce_max, on_empty, .. } = discovery;
-        let mut gather = Gather::new(self.latest.clone(), debounce, debounce_max, on_empty);
+    /// Follows what changes the choice, for as long as the daemon runs.
+    async fn follow(
+        self: Arc<Self>,
+        mut gather: Option<Gather>,
+        mut identity: watch::Receiver<fleet::Status>,
+        registry: Arc<Registry>,
+    ) {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut membership = Arc::<Membership>::default();
+        let mut members = Arc::clone(&self.configured);
+        let mut ranking = Ranking::default();
         loop {
+            let place = identity.borrow_and_update().identity;
+            if !ranking.is_of(&members, place) {
+                let (subset, members) = (self.subset, Arc::clone(&members));
+                let rank = move || Ranking::new(members, subset, place);
+                match tokio::task::spawn_blocking(rank).await {
+                    Ok(ranked) => ranking = ranked,
+                    // The runtime is ending.
+                    Err(_) => return,
+                }
+            }
+            let failing = registry.failing(self.position);
+            self.set(ranking.choose(|origin| failing.contains(&origin)));
             tokio::select! {
-                next = gather.next() => match next {
-                    Some(next) => membership = next,
-                    None => return,
-                },
+                Some(next) = next(&mut gather) => members = next,
+                () = change(&mut identity) => {}
                 _ = look.tick() => {}
             }
-            let level = level(&membership);
-            let order: Vec<_> = (0..level.len()).collect();
-            let failing = registry.failing(self.position);
-            self.set(choose(&level, &order, None, |origin| failing.contains(&origin)));
         }
     }
 
@@ -175,6 +224,7 @@ impl Followed {
             members: state.choice.members as u64,
             healthy: state.choice.healthy as u64,
             used: state.choice.origins.len() as u64,
+            subset: self.subset.map(|subset| subset.size as u64),
             widened: state.choice.widened as u64,
             priority: state.choice.priority,
         }

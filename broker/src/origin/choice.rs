@@ -1,9 +1,30 @@
 //! Which of a service's members get exchanges: priority, subset and health come together here.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use super::Chosen;
+use super::subset::{self, Fleet};
+use crate::config::subset::Subset;
+use crate::fleet::Identity;
 use crate::membership::{Health, Member, Membership};
+
+/// The members of one priority level, in the order in which this gateway prefers them.
+///
+/// It depends on what the source says and on who this gateway is, and on nothing that only this
+/// gateway knows: all gateways must see the same picture for their subsets to fit together.
+#[derive(Clone, Debug, Default)]
+pub struct Ranking {
+    membership: Arc<Membership>,
+    identity: Option<Identity>,
+    /// Positions in the membership, best first.
+    order: Vec<usize>,
+    /// How many of them are used if all of those are healthy.
+    size: usize,
+    /// The next ones are used until so many are healthy.
+    healthy_min: usize,
+    priority: u32,
+}
 
 /// What was chosen, and out of what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,69 +41,96 @@ pub struct Choice {
     pub widened: usize,
 }
 
-/// How large a subset is, and when it is widened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
-    /// The size.
-    pub origins: usize,
-    /// The next ones are added until so many are healthy.
-    pub healthy_min: usize,
+impl Ranking {
+    /// Ranks the members. Takes a moment where a band has to be worked out: milliseconds, and in
+    /// the largest fleets a second.
+    #[must_use]
+    pub fn new(
+        membership: Arc<Membership>,
+        subset: Option<Subset>,
+        identity: Option<Identity>,
+    ) -> Self {
+        let members = membership.members();
+        let (priority, level) = level(members);
+        let (order, size, healthy_min) = match subset {
+            None => (level.clone(), level.len(), 0),
+            Some(subset) => {
+                let named: Vec<_> = level.iter().map(|&at| named(&members[at])).collect();
+                let Identity { index, gateways } = identity.unwrap_or_else(Identity::stand_in);
+                let fleet = Fleet::uniform(gateways, subset.size);
+                let order = subset::order(subset.rules, &fleet, index, &named);
+                let positions = order.all().iter().map(|&at| level[at]).collect();
+                (positions, order.subset().len(), subset.min_healthy)
+            }
+        };
+        Self { membership, identity, order, size, healthy_min, priority }
+    }
+
+    /// Whether it was worked out from these.
+    #[must_use]
+    pub fn is_of(&self, membership: &Arc<Membership>, identity: Option<Identity>) -> bool {
+        Arc::ptr_eq(&self.membership, membership) && self.identity == identity
+    }
+
+    /// Chooses. `is_failing` tells those that cannot be connected to.
+    ///
+    /// Unhealthy members are used only when there are no others at all: that an origin is down may
+    /// be wrong, that nobody is served would be certain. Degraded ones are used when no healthy one
+    /// is left.
+    #[must_use]
+    pub fn choose(&self, is_failing: impl Fn(SocketAddr) -> bool) -> Choice {
+        let members = self.membership.members();
+        let in_order: Vec<&Member> = self.order.iter().map(|&at| &members[at]).collect();
+        let connects = |m: &Member| !is_failing(m.address);
+        // The best health that any of them has; what is worse is left out.
+        let bar = in_order.iter().map(|m| m.health).min().unwrap_or_default();
+        let usable = |m: &&&Member| m.health <= bar;
+        let (first, rest) = in_order.split_at(self.size);
+        // Those that cannot be connected to stay: they are tried again and again, and that is how
+        // it is found out that they are back.
+        let mut chosen: Vec<&Member> = first.iter().filter(usable).copied().collect();
+        let live = chosen.iter().filter(|m| connects(m)).count();
+        let missing = self.healthy_min.min(self.size).saturating_sub(live);
+        let next = rest.iter().filter(usable).filter(|m| connects(m)).take(missing);
+        let before = chosen.len();
+        chosen.extend(next);
+        Choice {
+            members: in_order.len(),
+            healthy: in_order.iter().filter(|m| m.health == Health::Healthy).count(),
+            priority: self.priority,
+            widened: chosen.len() - before,
+            origins: chosen
+                .iter()
+                .map(|m| Chosen { address: m.address, weight: m.weight })
+                .collect(),
+        }
+    }
 }
 
-/// The members of the first priority level that has a healthy one; of the first level of all if
-/// none has.
+/// The first priority level that has a healthy member, or the first one of all if none has; and the
+/// positions of its members.
 ///
-/// Members that are about to leave are not among them: what a subset is computed from should not
+/// Those that are about to leave are not among them: what a subset is computed from should not
 /// change twice for one departure.
-#[must_use]
-pub fn level(membership: &Membership) -> Vec<&Member> {
-    let stays = |m: &&Member| m.health != Health::Draining;
-    let members = || membership.members().iter().filter(stays);
-    let healthy = members().filter(|m| m.health <= Health::Degraded).map(|m| m.priority).min();
-    let priority = healthy.or_else(|| members().map(|m| m.priority).min());
-    members().filter(|m| Some(m.priority) == priority).collect()
+fn level(members: &[Member]) -> (u32, Vec<usize>) {
+    let stays = || members.iter().enumerate().filter(|(_, m)| m.health != Health::Draining);
+    let serves = stays().filter(|(_, m)| m.health <= Health::Degraded);
+    let first = serves.map(|(_, m)| m.priority).min();
+    let priority = first.or_else(|| stays().map(|(_, m)| m.priority).min()).unwrap_or(0);
+    (priority, stays().filter(|(_, m)| m.priority == priority).map(|(at, _)| at).collect())
 }
 
-/// Chooses among the members of one [`level`]. `order` has the positions of all of them, best
-/// first; without a `size` all are used. `is_failing` tells those that cannot be connected to.
-///
-/// Unhealthy members are used only when there are no others at all: that an origin is down may be
-/// wrong, that nobody is served would be certain. Degraded ones are used when no healthy one is left.
-#[must_use]
-pub fn choose(
-    level: &[&Member],
-    order: &[usize],
-    size: Option<Size>,
-    is_failing: impl Fn(SocketAddr) -> bool,
-) -> Choice {
-    let in_order: Vec<&Member> =
-        order.iter().filter_map(|&position| level.get(position).copied()).collect();
-    let connects = |m: &Member| !is_failing(m.address);
-    let healthy = in_order.iter().filter(|m| m.health == Health::Healthy).count();
-    // The best health that any of them has; what is worse is left out.
-    let bar = in_order.iter().map(|m| m.health).min().unwrap_or_default();
-    let usable = |m: &&&Member| m.health <= bar;
-    let size = size.unwrap_or(Size { origins: in_order.len(), healthy_min: 0 });
-    let (subset, rest) = in_order.split_at(size.origins.min(in_order.len()));
-    let mut chosen: Vec<&Member> = subset.iter().filter(usable).copied().collect();
-    let live = chosen.iter().filter(|m| connects(m)).count();
-    // Those that cannot be connected to stay: they are tried again and again, and that is how it
-    // is found out that they are back.
-    let missing = size.healthy_min.min(size.origins).saturating_sub(live);
-    let more = rest.iter().filter(usable).filter(|m| connects(m)).take(missing);
-    let widened: Vec<&Member> = more.copied().collect();
-    chosen.extend(&widened);
-    Choice {
-        origins: chosen.iter().map(|m| Chosen { address: m.address, weight: m.weight }).collect(),
-        members: level.len(),
-        healthy,
-        priority: level.first().map_or(0, |m| m.priority),
-        widened: widened.len(),
+fn named(member: &Member) -> subset::Member<'_> {
+    subset::Member {
+        identity: &member.identity,
+        weight: member.weight,
+        zone: member.zone.as_deref(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::subset::{Algorithm, Rules};
     use super::*;
 
     fn address(last: u8) -> SocketAddr {
@@ -93,12 +141,11 @@ mod tests {
         Member { health, ..Member::at(address(last)) }
     }
 
-    fn chosen(members: &[Member], size: Option<Size>, failing: &[u8]) -> (Vec<u8>, usize) {
-        let membership = Membership::new(members.to_vec());
-        let level = level(&membership);
-        let order: Vec<_> = (0..level.len()).collect();
+    fn chosen(members: &[Member], subset: Option<Subset>, failing: &[u8]) -> (Vec<u8>, usize) {
+        let membership = Arc::new(Membership::new(members.to_vec()));
+        let ranking = Ranking::new(membership, subset, Some(Identity { index: 0, gateways: 4 }));
         let is_failing = |a| failing.iter().any(|&last| a == address(last));
-        let choice = choose(&level, &order, size, is_failing);
+        let choice = ranking.choose(is_failing);
         let last = |chosen: &Chosen| match chosen.address {
             SocketAddr::V4(v4) => v4.ip().octets()[3],
             SocketAddr::V6(_) => 0,
@@ -134,14 +181,32 @@ mod tests {
     #[test]
     fn a_subset_is_widened_by_the_next_ones_and_comes_back() {
         let members: Vec<_> = (0..6).map(|i| member(i, Healthy)).collect();
-        let size = Some(Size { origins: 3, healthy_min: 2 });
-        assert_eq!(chosen(&members, size, &[]), (vec![0, 1, 2], 0));
-        assert_eq!(chosen(&members, size, &[1]), (vec![0, 1, 2], 0), "two are enough");
-        assert_eq!(chosen(&members, size, &[1, 2]), (vec![0, 1, 2, 3], 1));
-        assert_eq!(chosen(&members, size, &[0, 1, 2, 3]), (vec![0, 1, 2, 4, 5], 2));
+        let rules = Rules { algorithm: Algorithm::Kronecker { band: None }, zone_max: None };
+        let subset = |size, min_healthy| Some(Subset { rules, size, min_healthy });
+        let (order, _) = chosen(&members, subset(6, 0), &[]);
+        let expect = |used: usize, widened: usize| (order[..used].to_vec(), widened);
+        let three = subset(3, 2);
+        assert_eq!(chosen(&members, three, &[]), expect(3, 0));
+        assert_eq!(chosen(&members, three, &order[..1]), expect(3, 0), "two are enough");
+        assert_eq!(chosen(&members, three, &order[..2]), expect(4, 1));
+        let (used, widened) = chosen(&members, three, &order[..4]);
+        assert_eq!((&used[3..], widened), (&order[4..], 2), "the failing fourth is no help");
         let mut sick = members.clone();
-        sick[0].health = Unhealthy;
-        sick[1].health = Unhealthy;
-        assert_eq!(chosen(&sick, size, &[]), (vec![2, 3], 1));
+        for &last in &order[..2] {
+            sick[usize::from(last)].health = Unhealthy;
+        }
+        let (used, widened) = chosen(&sick, three, &[]);
+        assert_eq!((&*used, widened), (&order[2..4], 1));
+    }
+
+    #[test]
+    fn the_ranking_does_not_depend_on_health() {
+        let rules = Rules { algorithm: Algorithm::Ring, zone_max: None };
+        let subset = Some(Subset { rules, size: 2, min_healthy: 0 });
+        let mut members: Vec<_> = (0..8).map(|i| member(i, Healthy)).collect();
+        let (before, _) = chosen(&members, subset, &[]);
+        let other = (0..8).find(|last| !before.contains(last)).unwrap();
+        members[usize::from(other)].health = Unhealthy;
+        assert_eq!(chosen(&members, subset, &[]).0, before);
     }
 }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::{Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, rate};
 use crate::stats::{
-    DatapathSnapshot, HostCounters, LimitSnapshot, MembershipSnapshot, OriginSnapshot,
-    OriginTotals, ServiceSnapshot, Snapshot, SteeredSnapshot,
+    DatapathSnapshot, GatewaySnapshot, HostCounters, LimitSnapshot, MembershipSnapshot,
+    OriginSnapshot, OriginTotals, ServiceSnapshot, Snapshot, SteeredSnapshot,
 };
 
 const BAR_WIDTH: usize = 12;
@@ -32,6 +32,13 @@ pub fn render(view: View<'_>, style: Style) -> String {
     });
     let mut out = String::new();
     line(&mut out, &head(view, style));
+    if let Some(text) = shown.gateway.as_ref().and_then(gateway) {
+        line(&mut out, &style.paint(Paint::Dim, &text));
+    }
+    let trouble = shown.gateway.iter().flat_map(|g| [&g.conflict, &g.error]).flatten();
+    for text in trouble {
+        line(&mut out, &style.paint(Paint::Bad, &format!("gateway: {text}")));
+    }
     for service in &shown.services {
         out.push('\n');
         out.push_str(&service_block(service, rates.as_ref(), style));
@@ -152,6 +159,16 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     out
 }
 
+/// Which gateway this is; nothing where there is only one.
+fn gateway(gateway: &GatewaySnapshot) -> Option<String> {
+    let GatewaySnapshot { index, gateways, source, .. } = gateway;
+    match index {
+        Some(0) if *gateways == 1 => None,
+        Some(index) => Some(format!("gateway {index} of {gateways} (from {source})")),
+        None => Some(format!("gateway of a fleet, its index is not known yet (from {source})")),
+    }
+}
+
 /// Who the origins are; nothing where the configuration says it.
 fn membership(membership: &MembershipSnapshot) -> Option<String> {
     let MembershipSnapshot { source, members, healthy, used, widened, .. } = membership;
@@ -159,6 +176,9 @@ fn membership(membership: &MembershipSnapshot) -> Option<String> {
         return None;
     }
     let mut text = format!("{used} of {members} members used, {healthy} healthy");
+    if let Some(size) = membership.subset {
+        append(&mut text, format_args!(", subset of {size}"));
+    }
     if *widened > 0 {
         append(&mut text, format_args!(", {widened} in place of others"));
     }

@@ -14,6 +14,7 @@ use super::histogram::quantile;
 use super::{EvictReason, OriginMetrics};
 use crate::datapath::steering::SteeredOrigin;
 use crate::datapath::{ConnectionCounters, Endpoint, KernelCounters};
+use crate::fleet;
 
 /// Version of the snapshot's layout; grows whenever a field changes its meaning or goes away.
 pub const SNAPSHOT_VERSION: u32 = 1;
@@ -34,6 +35,9 @@ pub struct Snapshot {
     pub uptime_ms: u64,
     /// Event loops.
     pub workers: usize,
+    /// Which gateway of its fleet this daemon is.
+    #[serde(default)]
+    pub gateway: Option<GatewaySnapshot>,
     /// Whether the kernel programs are loaded, and if not, why.
     pub datapath: DatapathSnapshot,
     /// In the order of the configuration.
@@ -43,6 +47,36 @@ pub struct Snapshot {
     pub endpoints: Vec<EndpointSnapshot>,
     /// TCP counters of the daemon's network namespace.
     pub host: HostCounters,
+}
+
+/// Which gateway of its fleet a daemon is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewaySnapshot {
+    /// Its index; `None` until it is known.
+    pub index: Option<u32>,
+    /// How many positions the fleet has.
+    pub gateways: u32,
+    /// Where the index comes from: `number`, `hostname`, `file`, `env` or `etcd`.
+    pub source: String,
+    /// What is wrong with that now.
+    pub error: Option<String>,
+    /// Who else has this index, as long as that is so.
+    pub conflict: Option<String>,
+    /// How often another gateway was found to have this one's index.
+    pub conflicts: u64,
+}
+
+impl From<&fleet::Status> for GatewaySnapshot {
+    fn from(status: &fleet::Status) -> Self {
+        Self {
+            index: status.identity.map(|identity| identity.index),
+            gateways: status.identity.map_or(0, |identity| identity.gateways),
+            source: status.source.to_owned(),
+            error: status.error(),
+            conflict: status.conflict.clone(),
+            conflicts: status.conflicts,
+        }
+    }
 }
 
 /// State of the kernel programs.
@@ -113,6 +147,9 @@ pub struct MembershipSnapshot {
     pub healthy: u64,
     /// Those of them that this gateway uses.
     pub used: u64,
+    /// How many of them are in the subset of this gateway; `None` if it uses all.
+    #[serde(default)]
+    pub subset: Option<u64>,
     /// How many of them only because others are not healthy.
     pub widened: u64,
     /// The priority level in use.
@@ -500,6 +537,7 @@ impl Snapshot {
             taken_unix_ms: process.now_unix_ms,
             uptime_ms: process.uptime_ms,
             workers: process.workers,
+            gateway: None,
             datapath: DatapathSnapshot {
                 mode: mode.to_owned(),
                 reason,

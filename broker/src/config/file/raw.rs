@@ -105,6 +105,8 @@ pub(super) struct Service {
     pub origins: Vec<String>,
     /// Default: the members are `origins`, and do not change.
     pub discovery: Option<Discovery>,
+    /// Default: all members are used.
+    pub subset: Option<Subset>,
     #[serde(default)]
     pub pool: Pool,
     #[serde(default)]
@@ -218,6 +220,22 @@ pub(super) struct DiscoveryEds {
     pub api: Option<String>,
     /// Default 15 s: Envoy's.
     pub initial_fetch_timeout: Option<String>,
+}
+
+/// `[service.subset]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Subset {
+    /// Default `kronecker`: as stable as a ring, with half its spread.
+    pub algorithm: Option<String>,
+    /// No default: it depends on what has to be survived.
+    pub size: Option<usize>,
+    /// `kronecker` only. Default: none; each gateway then needs to know nothing of the others.
+    pub band: Option<String>,
+    /// Default: a zone may have the whole subset.
+    pub zone_max: Option<usize>,
+    /// Default half of `size`: what is left would otherwise have to bear twice its share.
+    pub min_healthy: Option<usize>,
 }
 
 /// `[service.pool]`: per worker and origin.

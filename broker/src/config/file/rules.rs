@@ -7,6 +7,7 @@ mod check;
 mod discovery;
 mod gateway;
 mod pool;
+mod subset;
 mod unique;
 
 use std::net::{IpAddr, SocketAddr};
@@ -125,6 +126,10 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     let limits = pool::limits(check, &raw.limits, protocol);
     let pool: PoolConfig = pool::pool(check, raw.pool, &limits, protocol, route);
     let timeouts = pool::timeouts(check, &raw.timeouts);
+    let subset = raw.subset.as_ref().and_then(|raw| subset::subset(check, raw));
+    if subset.is_some() && route != Route::Balance {
+        check.broken("subset", "", "belongs to route = \"balance\"");
+    }
     let discovery = raw.discovery.and_then(|table| discovery::discovery(check, &raw.name, table));
     Service {
         name: raw.name,
@@ -136,6 +141,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         steer,
         origins,
         discovery,
+        subset,
         pool,
         limits,
         timeouts,

@@ -761,3 +761,30 @@ fn gateway_rules() {
         assert!(error.contains(why), "{error}");
     }
 }
+
+#[test]
+fn subset() {
+    let subset = |keys: &str| format!("[service.subset]\n{keys}");
+    check_keys(&subset("size = 3"), &[]);
+    check_keys(&subset("algorithm = \"off\""), &[]);
+    check_keys(
+        &subset("band = \"10%\""),
+        &[
+            "service \"web\": subset.size: is needed: how many origins each gateway uses (`broker sim size` helps)",
+        ],
+    );
+    check_keys(
+        &subset("algorithm = \"ring\"\nsize = 3\nband = \"10%\"\nmin_healthy = 4\nzone_max = 0"),
+        &[
+            "service \"web\": subset.min_healthy = 4: must be 0..=3",
+            "service \"web\": subset.zone_max = 0: must be 1..=3",
+            "service \"web\": subset.band = \"10%\": belongs to algorithm = \"kronecker\"; a ring has none",
+        ],
+    );
+    check_keys(
+        &subset("algorithm = \"maglev\"\nsize = 3"),
+        &[
+            "service \"web\": subset.algorithm = \"maglev\": must be \"kronecker\" or \"ring\" or \"off\"",
+        ],
+    );
+}
