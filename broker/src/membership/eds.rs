@@ -13,14 +13,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::SeedableRng as _;
-use rand::rngs::{StdRng, SysRng};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::message::Node;
 use self::protocol::{Delta, Form, News, Whole};
-use super::{Feed, Source};
+use super::{Feed, Source, rng};
 use crate::clock;
 use crate::config::discovery::{self, EdsApi};
 use crate::datapath::Datapath;
@@ -56,9 +54,7 @@ impl Eds {
     async fn follow<F: Form>(self, feed: Feed) {
         let mut form = F::new(self.config.cluster.clone());
         let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
-        // The jitter may be the same everywhere if the system has no randomness.
-        let mut rng = StdRng::try_from_rng(&mut SysRng)
-            .unwrap_or_else(|_error| StdRng::seed_from_u64(std::process::id().into()));
+        let mut rng = rng();
         while !feed.is_closed() {
             let error = match self.session(&mut form, &feed, &mut backoff).await {
                 Ok(never) => match never {},
