@@ -7,6 +7,7 @@ pub mod discovery;
 pub mod file;
 pub mod gateway;
 pub mod subset;
+pub mod outlier;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

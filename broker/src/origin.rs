@@ -6,6 +6,8 @@
 //! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 
 pub mod choice;
+pub mod outlier;
+pub mod panic;
 pub mod subset;
 
 use std::net::SocketAddr;

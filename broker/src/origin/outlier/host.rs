@@ -1,0 +1,511 @@
+//! One origin, as all workers see it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
+
+use rand::{Rng, RngExt};
+
+use super::event::{Action, Detector, Event, Evidence, Withheld};
+use super::handshakes::Handshakes;
+use super::shared::{CLAIMED, GONE, IN_SERVICE, Shared};
+
+/// How an exchange with an origin, or an attempt at one, has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The head of a response came, with this status.
+    Response(u16),
+    /// A connection was accepted, in a service whose answers say nothing of success.
+    Accepted,
+    /// It was not the origin that said so, but there was no response.
+    Failed(Failure),
+}
+
+/// A failure that the broker has seen itself; Envoy calls it locally originated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// No connection: refused, unreachable, or not in time.
+    Connect,
+    /// The connection ended before the response did.
+    Reset,
+    /// No response in time.
+    Timeout,
+}
+
+impl Failure {
+    /// What Envoy counts it as, unless local failures are split off.
+    fn status(self) -> u16 {
+        match self {
+            Self::Connect | Self::Reset => 503,
+            Self::Timeout => 504,
+        }
+    }
+}
+
+/// One origin. Workers keep an `Arc` from when the origin is added until it is dropped.
+#[derive(Debug)]
+pub struct Host {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    /// [`IN_SERVICE`], [`GONE`], [`CLAIMED`], or the stamp until which it is ejected.
+    state: AtomicU64,
+    /// So far.
+    ejections: AtomicU32,
+    multiplier: AtomicU32,
+    /// Stamp of the end of the last ejection; 0 if there was none.
+    returned: AtomicU64,
+    /// See [`Host::share`].
+    share: AtomicU8,
+    /// A bit for each detector that has reported without effect in this interval.
+    reported: AtomicU32,
+    counts: Counts,
+    pub(super) handshakes: Handshakes,
+}
+
+/// What each exchange changes. Apart from what each pick reads: a pick would otherwise wait for
+/// the cache line that another worker has just written.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Counts {
+    /// All outcomes, or what origins answered if local failures are split off.
+    outcomes: Tally,
+    /// Local failures and their absence, if they are split off.
+    local: Tally,
+    consecutive_5xx: AtomicU32,
+    consecutive_gateway_failure: AtomicU32,
+    consecutive_local_origin_failure: AtomicU32,
+    owed: AtomicU32,
+    answers: AtomicU64,
+}
+
+/// Outcomes of an interval: all in the upper half, successes in the lower one, so that one
+/// addition counts both and nobody sees them disagree.
+#[derive(Debug, Default)]
+struct Tally(AtomicU64);
+
+/// What a [`Tally`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rate {
+    pub(super) total: u32,
+    successes: u32,
+}
+
+impl Tally {
+    fn add(&self, n: u32, success: bool) {
+        let successes = if success { n } else { 0 };
+        self.0.fetch_add(u64::from(n) << 32 | u64::from(successes), Relaxed);
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "two halves")]
+    fn take(&self) -> Rate {
+        let both = self.0.swap(0, Relaxed);
+        Rate { total: (both >> 32) as u32, successes: both as u32 }
+    }
+}
+
+impl Rate {
+    /// In percent; `None` without any.
+    pub(super) fn success(self) -> Option<f64> {
+        (self.total > 0).then(|| f64::from(self.successes) * 100.0 / f64::from(self.total))
+    }
+}
+
+impl Host {
+    pub(super) fn new(address: SocketAddr, shared: Arc<Shared>) -> Self {
+        Self {
+            address,
+            shared,
+            state: AtomicU64::new(IN_SERVICE),
+            ejections: AtomicU32::new(0),
+            multiplier: AtomicU32::new(0),
+            returned: AtomicU64::new(0),
+            share: AtomicU8::new(100),
+            reported: AtomicU32::new(0),
+            counts: Counts::default(),
+            handshakes: Handshakes::default(),
+        }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether it may be picked; its time being over is enough. One load.
+    #[must_use]
+    pub fn is_available(&self, now: Instant) -> bool {
+        let state = self.state.load(Acquire);
+        state <= GONE || state <= self.shared.stamp(now)
+    }
+
+    /// How often it has been ejected. A worker that sees this grow closes its idle sockets there:
+    /// an origin that is cured may sit behind another path.
+    #[must_use]
+    pub fn ejections(&self) -> u32 {
+        self.ejections.load(Relaxed)
+    }
+
+    /// The share of exchanges that it should get, in percent of what its weight says.
+    #[must_use]
+    pub fn share(&self) -> u8 {
+        self.share.load(Relaxed)
+    }
+
+    /// Counts an outcome, whoever saw it. If it is the one too many, the origin is ejected here and
+    /// now: no worker picks it after this. Takes no lock; the answer is nearly always empty (and
+    /// then costs nothing), and otherwise belongs into the event log.
+    #[must_use = "these are for the event log"]
+    pub fn record(&self, outcome: Outcome, now: Instant, rng: &mut impl Rng) -> Vec<Event> {
+        let mut events = Vec::new();
+        // Before counting, because it is back with nothing counted against it.
+        events.extend(self.uneject_if_due(now));
+        let split = self.shared.config.split_external_local_origin_errors;
+        match outcome {
+            Outcome::Response(status) => {
+                self.count(status, Some(status), now, rng, &mut events);
+                if split {
+                    self.local_success(1);
+                }
+            }
+            Outcome::Accepted if split => self.local_success(1),
+            Outcome::Accepted => self.success(1),
+            Outcome::Failed(_) if split => self.local_failure(now, rng, &mut events),
+            Outcome::Failed(failure) => self.count(failure.status(), None, now, rng, &mut events),
+        }
+        events
+    }
+
+    /// Counts `n` exchanges that others have carried out, all with responses below 500.
+    pub fn record_carried(&self, n: u32) {
+        if n == 0 {
+            return;
+        }
+        self.success(n);
+        if self.shared.config.split_external_local_origin_errors {
+            self.local_success(n);
+        }
+        self.counts.answers.fetch_add(u64::from(n), Relaxed);
+    }
+
+    /// How long a handshake took.
+    pub fn record_handshake(&self, took: Duration) {
+        self.handshakes.record(took);
+    }
+
+    /// A request has been sent. Keep what this gives until the response begins.
+    #[must_use = "dropping it says that nobody waits for the response any more"]
+    pub fn owe(self: &Arc<Self>) -> Owing {
+        self.add_owed(1);
+        Owing(Arc::clone(self))
+    }
+
+    /// Others have sent so many more requests than they have got responses.
+    pub fn add_owed(&self, change: i32) {
+        self.counts.owed.fetch_add(change.cast_unsigned(), Relaxed);
+    }
+
+    /// An active health check has succeeded, which ends an ejection unless that is turned off.
+    pub fn health_check_succeeded(&self, now: Instant) -> Option<Event> {
+        let ends = self.shared.config.successful_active_health_check_uneject_host;
+        let state = self.state.load(Acquire);
+        (ends && state > GONE).then(|| self.uneject(state, now)).flatten()
+    }
+
+    pub(super) fn is_in_service(&self) -> bool {
+        self.state.load(Acquire) == IN_SERVICE
+    }
+
+    /// How long it is still ejected; `None` if it is not.
+    pub(super) fn ejected_for(&self, now: Instant) -> Option<Duration> {
+        let state = self.state.load(Acquire);
+        let until = (state > GONE).then(|| self.shared.instant(state))?;
+        Some(until.saturating_duration_since(now))
+    }
+
+    pub(super) fn multiplier(&self) -> u32 {
+        self.multiplier.load(Relaxed)
+    }
+
+    pub(super) fn owed(&self) -> u32 {
+        self.counts.owed.load(Relaxed)
+    }
+
+    pub(super) fn answers(&self) -> u64 {
+        self.counts.answers.load(Relaxed)
+    }
+
+    /// What was counted since the last call: all, and local failures that are split off.
+    pub(super) fn take_rates(&self) -> [Rate; 2] {
+        [self.counts.outcomes.take(), self.counts.local.take()]
+    }
+
+    fn success(&self, n: u32) {
+        self.counts.outcomes.add(n, true);
+        clear(&self.counts.consecutive_5xx);
+        clear(&self.counts.consecutive_gateway_failure);
+    }
+
+    fn local_success(&self, n: u32) {
+        self.counts.local.add(n, true);
+        clear(&self.counts.consecutive_local_origin_failure);
+    }
+
+    /// `shown` is the status for the event.
+    fn count(
+        &self,
+        status: u16,
+        shown: Option<u16>,
+        now: Instant,
+        rng: &mut impl Rng,
+        events: &mut Vec<Event>,
+    ) {
+        if !(500..600).contains(&status) {
+            return self.success(1);
+        }
+        self.counts.outcomes.add(1, false);
+        let config = &self.shared.config;
+        let evidence = |failures| Evidence::Consecutive { failures, status: shown };
+        // In Envoy's order: of two that notice the same failure, the second one may find that
+        // there is nothing left to do.
+        if matches!(status, 502..=504) {
+            let limit = config.consecutive_gateway_failure.failures;
+            if let Some(n) = one_more(&self.counts.consecutive_gateway_failure, limit) {
+                events.extend(self.eject(Detector::GatewayFailure, evidence(n), now, rng));
+            }
+        } else {
+            clear(&self.counts.consecutive_gateway_failure);
+        }
+        if let Some(n) = one_more(&self.counts.consecutive_5xx, config.consecutive_5xx.failures) {
+            events.extend(self.eject(Detector::Consecutive5xx, evidence(n), now, rng));
+        }
+    }
+
+    fn local_failure(&self, now: Instant, rng: &mut impl Rng, events: &mut Vec<Event>) {
+        self.counts.local.add(1, false);
+        let limit = self.shared.config.consecutive_local_origin_failure.failures;
+        let counter = &self.counts.consecutive_local_origin_failure;
+        if let Some(failures) = one_more(counter, limit) {
+            let evidence = Evidence::Consecutive { failures, status: None };
+            events.extend(self.eject(Detector::LocalOriginFailure, evidence, now, rng));
+        }
+    }
+
+    /// A detector thinks that this is an outlier. Nothing happens if it is out already.
+    pub(super) fn eject(
+        &self,
+        detector: Detector,
+        evidence: Evidence,
+        now: Instant,
+        rng: &mut impl Rng,
+    ) -> Option<Event> {
+        if !self.is_in_service() {
+            return None;
+        }
+        let shared = &*self.shared;
+        shared.detected[detector.index()].inc();
+        // Looked at first, as Envoy does: nothing is left to chance where there is no room.
+        let withheld = if !shared.has_room() {
+            Withheld::MaxEjectionPercent
+        } else if !shared.enforces(detector, rng) {
+            Withheld::Enforcing
+        } else if !shared.reserve() {
+            Withheld::MaxEjectionPercent
+        } else {
+            return self.eject_reserved(detector, evidence, now, rng);
+        };
+        if withheld == Withheld::MaxEjectionPercent {
+            shared.overflow.inc();
+        }
+        let event = Event {
+            enforced: false,
+            withheld: Some(withheld),
+            ..self.event(Action::Eject, Some(detector), Some(evidence), now)
+        };
+        self.is_news(detector).then_some(event)
+    }
+
+    fn eject_reserved(
+        &self,
+        detector: Detector,
+        evidence: Evidence,
+        now: Instant,
+        rng: &mut impl Rng,
+    ) -> Option<Event> {
+        let shared = &*self.shared;
+        if self.state.compare_exchange(IN_SERVICE, CLAIMED, AcqRel, Relaxed).is_err() {
+            // Another detector, in another worker, was faster.
+            shared.release();
+            return None;
+        }
+        // Claimed: nobody else changes these now, but for a decay.
+        let time = |multiplier| shared.config.base_ejection_time.saturating_mul(multiplier);
+        let longest = shared.config.max_ejection_time;
+        let grow = |n| (time(n) < longest + shared.config.base_ejection_time).then_some(n + 1);
+        let multiplier = match self.multiplier.fetch_update(Relaxed, Relaxed, grow) {
+            Ok(before) => before + 1,
+            Err(most) => most,
+        };
+        self.ejections.fetch_add(1, Relaxed);
+        let jitter = match shared.config.max_ejection_time_jitter {
+            Duration::ZERO => Duration::ZERO,
+            most => rng.random_range(Duration::ZERO..=most),
+        };
+        let until = shared.stamp(now + time(multiplier).min(longest) + jitter);
+        // If this fails, it has left the service, and whoever took it out has released it.
+        self.state.compare_exchange(CLAIMED, until, AcqRel, Relaxed).ok()?;
+        shared.enforced[detector.index()].inc();
+        let event = self.event(Action::Eject, Some(detector), Some(evidence), now);
+        Some(Event { until: Some(shared.instant(until)), ..event })
+    }
+
+    /// Ends an ejection whose time is over.
+    pub(super) fn uneject_if_due(&self, now: Instant) -> Option<Event> {
+        let until = self.state.load(Acquire);
+        if until <= GONE || until == CLAIMED || until > self.shared.stamp(now) {
+            return None;
+        }
+        // Whoever notices, this is when it was back.
+        self.uneject(until, self.shared.instant(until))
+    }
+
+    fn uneject(&self, until: u64, at: Instant) -> Option<Event> {
+        if until == CLAIMED {
+            return None;
+        }
+        self.state.compare_exchange(until, CLAIMED, AcqRel, Relaxed).ok()?;
+        // It must not be out again after very few failures.
+        self.forgive();
+        self.returned.store(self.shared.stamp(at), Relaxed);
+        self.state.compare_exchange(CLAIMED, IN_SERVICE, AcqRel, Relaxed).ok()?;
+        self.shared.release();
+        Some(self.event(Action::Uneject, None, None, at))
+    }
+
+    fn forgive(&self) {
+        clear(&self.counts.consecutive_5xx);
+        clear(&self.counts.consecutive_gateway_failure);
+        clear(&self.counts.consecutive_local_origin_failure);
+    }
+
+    /// Once in each interval: detectors that had no effect may report again, and an origin that has
+    /// been back for an interval has its next ejection shortened.
+    pub(super) fn end_interval(&self, now: Instant) {
+        self.reported.store(0, Relaxed);
+        let returned = self.returned.load(Relaxed);
+        if returned == 0 || !self.is_in_service() {
+            return;
+        }
+        if now.saturating_duration_since(self.shared.instant(returned))
+            >= self.shared.config.interval
+        {
+            let less = |n: u32| n.checked_sub(1);
+            self.multiplier.fetch_update(Relaxed, Relaxed, less).ok();
+        }
+    }
+
+    /// Gives it another share; `None` if it has that one already.
+    pub(super) fn set_share(
+        &self,
+        share: u8,
+        detector: Detector,
+        evidence: Evidence,
+        now: Instant,
+    ) -> Option<Event> {
+        let before = self.share.swap(share, Relaxed);
+        let action = if share < 100 { Action::Demote } else { Action::Restore };
+        (before != share).then(|| self.event(action, Some(detector), Some(evidence), now))
+    }
+
+    /// Reports a slow origin that keeps its share.
+    pub(super) fn would_demote(&self, evidence: Evidence, now: Instant) -> Option<Event> {
+        let detector = Detector::HandshakeLatency;
+        let event = Event {
+            enforced: false,
+            withheld: Some(Withheld::Enforcing),
+            ..self.event(Action::Demote, Some(detector), Some(evidence), now)
+        };
+        self.is_news(detector).then_some(event)
+    }
+
+    /// It is no longer part of the service. Those who still have it may go on counting.
+    pub(super) fn leave(&self) {
+        if self.state.swap(GONE, AcqRel) > GONE {
+            self.shared.release();
+        }
+    }
+
+    /// It is part of the service again, as a new one. Requests that are under way stay.
+    pub(super) fn come_back(&self) {
+        self.forgive();
+        self.take_rates();
+        self.handshakes.take();
+        self.multiplier.store(0, Relaxed);
+        self.returned.store(0, Relaxed);
+        self.share.store(100, Relaxed);
+        self.state.store(IN_SERVICE, Release);
+    }
+
+    /// Whether this detector has not reported in vain in this interval: a failing origin that may
+    /// not be ejected would fill the log.
+    fn is_news(&self, detector: Detector) -> bool {
+        let bit = 1 << detector.index();
+        self.reported.fetch_or(bit, Relaxed) & bit == 0
+    }
+
+    fn event(
+        &self,
+        action: Action,
+        detector: Option<Detector>,
+        evidence: Option<Evidence>,
+        at: Instant,
+    ) -> Event {
+        Event {
+            at,
+            origin: self.address,
+            action,
+            enforced: true,
+            withheld: None,
+            detector,
+            evidence,
+            ejections: self.ejections(),
+            multiplier: self.multiplier(),
+            until: None,
+        }
+    }
+}
+
+/// A request that waits for its response.
+#[derive(Debug)]
+pub struct Owing(Arc<Host>);
+
+impl Owing {
+    /// The response has begun.
+    pub fn answered(self) {
+        self.0.counts.answers.fetch_add(1, Relaxed);
+    }
+}
+
+impl Drop for Owing {
+    fn drop(&mut self) {
+        self.0.add_owed(-1);
+    }
+}
+
+/// One more failure in a row; how many, if that is a multiple of the limit. Of all workers exactly
+/// one hears of each. A run that goes on without an ejection is noticed again and again, as if it
+/// were counted from zero.
+fn one_more(counter: &AtomicU32, limit: u32) -> Option<u32> {
+    let failures = counter.fetch_add(1, Relaxed).wrapping_add(1);
+    (limit > 0 && failures.is_multiple_of(limit)).then_some(failures)
+}
+
+/// Writes only what is not zero already: nearly all exchanges find it so, and leave the cache line
+/// to others.
+fn clear(counter: &AtomicU32) {
+    if counter.load(Relaxed) != 0 {
+        counter.store(0, Relaxed);
+    }
+}
