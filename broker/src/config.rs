@@ -71,6 +71,10 @@ pub struct Service {
     pub limits: Limits,
     /// Time limits of clients and exchanges.
     pub timeouts: Timeouts,
+    /// When an origin is left out for a while; `None`: never. Only for [`Route::Balance`].
+    pub outlier: Option<outlier::Outlier>,
+    /// What happens when too few origins are left.
+    pub panic: outlier::Panic,
 }
 
 /// A destination of clients that the kernel sends to the broker instead.

@@ -113,6 +113,10 @@ pub(super) struct Service {
     pub limits: Limits,
     #[serde(default)]
     pub timeouts: Timeouts,
+    /// Default: no origin is ever left out for what it does.
+    pub outlier: Option<Outlier>,
+    #[serde(default)]
+    pub panic: Panic,
 }
 
 /// `[service.discovery]`: where members come from; one of the sources must be there.
@@ -303,6 +307,90 @@ pub(super) struct Timeouts {
     pub origin_stall: Option<String>,
     /// Default 1 h: web sockets and database sessions idle for long; keepalive finds dead ones.
     pub tunnel_idle: Option<String>,
+}
+
+/// `[service.outlier]`: names, units and defaults are Envoy's, so that settings can be carried over.
+/// Ejecting is opt-in, as it is there: an origin that answers 500 to a few bad requests in a row is
+/// no outlier to everybody. The last keys are not Envoy's.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Outlier {
+    /// Default 10 s.
+    pub interval: Option<String>,
+    /// Default 30 s, times the number of ejections in a row.
+    pub base_ejection_time: Option<String>,
+    /// Default 300 s, or `base_ejection_time` if that is longer.
+    pub max_ejection_time: Option<String>,
+    /// Default 0 s.
+    pub max_ejection_time_jitter: Option<String>,
+    /// Default 10: of fewer than ten origins none is ejected.
+    pub max_ejection_percent: Option<u8>,
+    /// Default false.
+    pub always_eject_one_host: Option<bool>,
+    /// Default true.
+    pub successful_active_health_check_uneject_host: Option<bool>,
+    /// Default false.
+    pub split_external_local_origin_errors: Option<bool>,
+    /// Default 5; 0 turns it off.
+    pub consecutive_5xx: Option<u32>,
+    /// Default 100.
+    pub enforcing_consecutive_5xx: Option<u8>,
+    /// Default 5; 0 turns it off.
+    pub consecutive_gateway_failure: Option<u32>,
+    /// Default 0: `consecutive_5xx` counts these, too.
+    pub enforcing_consecutive_gateway_failure: Option<u8>,
+    /// Default 5; 0 turns it off.
+    pub consecutive_local_origin_failure: Option<u32>,
+    /// Default 100.
+    pub enforcing_consecutive_local_origin_failure: Option<u8>,
+    /// Default 5.
+    pub success_rate_minimum_hosts: Option<u32>,
+    /// Default 100.
+    pub success_rate_request_volume: Option<u32>,
+    /// Default 1900 thousandths: 3 % of a normal distribution are below.
+    pub success_rate_stdev_factor: Option<u32>,
+    /// Default 100.
+    pub enforcing_success_rate: Option<u8>,
+    /// Default 100.
+    pub enforcing_local_origin_success_rate: Option<u8>,
+    /// Default 85.
+    pub failure_percentage_threshold: Option<u8>,
+    /// Default 5.
+    pub failure_percentage_minimum_hosts: Option<u32>,
+    /// Default 50.
+    pub failure_percentage_request_volume: Option<u32>,
+    /// Default 0.
+    pub enforcing_failure_percentage: Option<u8>,
+    /// Default 0.
+    pub enforcing_failure_percentage_local_origin: Option<u8>,
+    /// Default 1 s: pauses of a garbage collector are shorter.
+    pub stall_time: Option<String>,
+    /// Default 10: a host like its peers stays silent meanwhile once in 20,000 times.
+    pub stall_request_volume: Option<u32>,
+    /// Default 100: a host that answers nobody while others do is a sure sign.
+    pub enforcing_stall: Option<u8>,
+    /// Default 3000 thousandths.
+    pub handshake_latency_factor: Option<u32>,
+    /// Default 5 ms: within a site, a few round trips more are no reason to lose a host.
+    pub handshake_latency_minimum: Option<String>,
+    /// Default 5.
+    pub handshake_latency_minimum_hosts: Option<u32>,
+    /// Default 5: pools make few handshakes.
+    pub handshake_latency_volume: Option<u32>,
+    /// Default `eject`.
+    pub handshake_latency_action: Option<String>,
+    /// Default 0: another zone may be farther away, and no worse for that.
+    pub enforcing_handshake_latency: Option<u8>,
+}
+
+/// `[service.panic]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Panic {
+    /// Default 50, as in Envoy.
+    pub threshold: Option<u8>,
+    /// Default false: all origins at once are more likely overloaded than wrong.
+    pub fail_on_panic: Option<bool>,
 }
 
 /// `keepalive = false`, `true` or a table.

@@ -6,6 +6,7 @@
 mod check;
 mod discovery;
 mod gateway;
+mod outlier;
 mod pool;
 mod subset;
 mod unique;
@@ -131,6 +132,8 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         check.broken("subset", "", "belongs to route = \"balance\"");
     }
     let discovery = raw.discovery.and_then(|table| discovery::discovery(check, &raw.name, table));
+    let outlier = raw.outlier.map(|raw| outlier::outlier(check, &raw, route));
+    let panic = outlier::panic(check, &raw.panic);
     Service {
         name: raw.name,
         listen,
@@ -145,6 +148,8 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         pool,
         limits,
         timeouts,
+        outlier,
+        panic,
     }
 }
 

@@ -1,3 +1,5 @@
+mod outlier;
+
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -5,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::discovery::{Dns, Eds, EdsApi, Families, Kubernetes, Port, Records, Source};
 use crate::config::gateway::{Etcd, Gateway, Index};
+use crate::config::outlier::{Outlier, Panic};
 use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Route};
 
 const MINIMAL: &str = r#"
@@ -488,6 +491,9 @@ fn the_example_is_valid_and_tells_the_defaults() {
         )
     };
     assert_eq!(settings(&example), settings(&default));
+    let web = &example.services[0];
+    let of_two = Outlier { always_eject_one_host: true, ..Outlier::default() };
+    assert_eq!((&web.outlier, web.panic), (&Some(of_two), Panic::default()));
     let dialled = parsed(&intercepting("[\"origins\"]", "route = \"dialled\""));
     assert_eq!(example.services[1].route, dialled.services[0].route);
     let netns = text.replace("# intercept_from_netns", "intercept_from_netns");

@@ -13,6 +13,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
     for service in &config.services {
         let mut warn = |text: &str| all.push(format!("service {:?}: {text}", service.name));
         about_pool(service, &mut warn);
+        about_outliers(service, &mut warn);
         if matches!(service.route, Route::Dialled { .. }) {
             for origin in service.origins.iter().filter(|o| !intercepted(service, **o)) {
                 warn(&format!(
@@ -59,6 +60,26 @@ fn about_pool(service: &Service, warn: &mut impl FnMut(&str)) {
         warn(
             "affinity = \"connection\": each keep-alive client holds an origin socket while it is idle",
         );
+    }
+}
+
+fn about_outliers(service: &Service, warn: &mut impl FnMut(&str)) {
+    let Some(outlier) = &service.outlier else { return };
+    let percent = usize::from(outlier.max_ejection_percent);
+    let origins = service.origins.len();
+    if origins > 0 && percent * origins < 100 && !outlier.always_eject_one_host {
+        warn(&format!(
+            "outlier.max_ejection_percent = {percent}: of {origins} origins none is ever ejected, unless always_eject_one_host is set"
+        ));
+    }
+    let threshold = usize::from(service.panic.threshold);
+    if 100 - percent < threshold {
+        warn(&format!(
+            "outlier.max_ejection_percent = {percent}: ejections can leave fewer than panic.threshold ({threshold} %), and then have no effect"
+        ));
+    }
+    if outlier.stall.time >= service.timeouts.origin_stall {
+        warn("outlier.stall_time is not shorter than timeouts.origin_stall, which comes first");
     }
 }
 
