@@ -55,7 +55,8 @@ enum Command {
     Stats(stats::Args),
     /// Try out what the broker needs of this host; exit code 1 if something does not work.
     Doctor(doctor::Args),
-    /// Work out what subsets of origins would do, before anything depends on them.
+    /// Work out what subsets of origins and outlier detection would do, before anything depends on
+    /// them.
     Sim(Box<sim::Args>),
 }
 

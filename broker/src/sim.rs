@@ -1,10 +1,12 @@
-//! What subsets of origins would do, worked out before anybody depends on them.
+//! What subsets of origins would do, worked out before anybody depends on them; and, in
+//! [`outliers`], what outlier detection would.
 //!
 //! The daemon's own algorithms run here, for a whole fleet and through changes of its membership,
 //! beside others that are in use. `broker sim` shows the result.
 
 mod contender;
 mod measure;
+pub mod outliers;
 mod sizes;
 mod world;
 

@@ -1,4 +1,6 @@
-//! `broker sim`: what subsets of origins would do.
+//! `broker sim`: what subsets of origins, and outlier detection, would do.
+
+pub mod outliers;
 
 use std::fs;
 use std::io::Write;
@@ -35,6 +37,8 @@ pub struct Args {
 pub enum Question {
     /// How many origins a gateway needs, so that enough are left when some die.
     Size(SizeArgs),
+    /// What outlier detection would do to a fleet in trouble.
+    Outliers(outliers::Args),
 }
 
 /// Arguments of the comparison.
@@ -133,6 +137,7 @@ pub fn run(args: &Args, style: Style, out: &mut impl Write) -> anyhow::Result<()
     match &args.question {
         None => compare(&args.compare, style, out),
         Some(Question::Size(args)) => size(*args, style, out),
+        Some(Question::Outliers(args)) => outliers::run(args, style, out),
     }
 }
 
@@ -323,6 +328,22 @@ one origin leaves (10.0.0.0:8080)
             let error = output(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn outliers_as_text_and_json() {
+        let line = "outliers --incident one-bad,hang --origins 5 --settings broker --rate 12";
+        let shown = output(line).unwrap();
+        let rows: Vec<&str> = shown.lines().filter(|line| line.contains("  5  broker")).collect();
+        assert_eq!(rows.len(), 2, "{shown}");
+        assert!(shown.contains("12 requests per second for each origin, of which 0.1 % fail"));
+        let json: serde_json::Value =
+            serde_json::from_str(&output(&format!("{line} --json")).unwrap()).unwrap();
+        assert_eq!(json["rows"][1]["incident"], "hang");
+        assert_eq!(json["rows"][0]["setting"], "broker");
+        assert!(json["rows"][0]["eject_ms"].is_u64(), "{json}");
+        let error = output("outliers --incident worse").unwrap_err();
+        assert!(error.contains("'worse' for '--incident <NAME>'"), "{error}");
     }
 
     #[test]
