@@ -136,7 +136,7 @@ pub struct Row {
     pub failed: u64,
     /// The 99.9th percentile of the time that requests took, in milliseconds.
     pub p999_ms: u64,
-    /// Ejections of origins that were good.
+    /// Ejections of origins that were good, and had been for an interval.
     pub false_ejections: u64,
     /// Time that good origins spent ejected, in percent of the time of all.
     pub good_ejected_percent: f64,

@@ -37,7 +37,7 @@ pub fn render(report: &Report, style: Style) -> String {
     let mut notes = String::new();
     for setting in settings {
         // Writing to a String cannot fail.
-        writeln!(notes, "{}: {}.", name(setting), setting.describe()).ok();
+        writeln!(notes, "{}: {}.", name(&setting), setting.describe()).ok();
     }
     let note = format!(
         "\
@@ -64,9 +64,9 @@ fn cells(row: &Row, new: bool) -> Vec<Cell> {
     };
     let tally = |n: u64, paint: Paint| Cell::new(count(n), paint.unless_zero(n));
     vec![
-        of_group(name(row.incident)),
+        of_group(name(&row.incident)),
         of_group(row.origins.to_string()),
-        name(row.setting).into(),
+        name(&row.setting).into(),
         eject,
         tally(row.missed, Paint::Plain),
         match row.to_bad {
@@ -83,6 +83,6 @@ fn cells(row: &Row, new: bool) -> Vec<Cell> {
 }
 
 /// As the command line knows it.
-fn name(value: impl clap::ValueEnum) -> String {
+fn name(value: &impl clap::ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

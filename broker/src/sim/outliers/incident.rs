@@ -9,7 +9,7 @@ use serde::Serialize;
 pub(super) const LASTS: Duration = Duration::from_mins(2);
 /// When something goes wrong, and for how long.
 pub(super) const BEGINS: Duration = Duration::from_secs(15);
-const ENDS: Duration = Duration::from_secs(75);
+const TAKES: Duration = Duration::from_mins(1);
 /// A hang that ends by itself.
 const HANGS: Duration = Duration::from_secs(10);
 /// Each origin of a deploy is gone for so long.
@@ -65,29 +65,31 @@ impl Incident {
     pub(super) fn behaviour(self, origin: usize, count: usize, at: Duration) -> Behaviour {
         let during = |begins, ends| (begins..ends).contains(&at);
         let first = |behaviour| {
-            let bad = origin == 0 && during(BEGINS, ENDS);
+            let bad = origin == 0 && during(BEGINS, BEGINS + TAKES);
             if bad { behaviour } else { Behaviour::Good }
         };
         match self {
-            Self::Nothing => Behaviour::Good,
             Self::OneBad => first(Behaviour::Errors(1.0)),
             Self::GreyErrors => first(Behaviour::Errors(0.2)),
             Self::GreySlow => first(Behaviour::Slow(50.0)),
             Self::Hang if origin == 0 && during(BEGINS, BEGINS + HANGS) => {
                 Behaviour::Hangs(BEGINS + HANGS)
             }
-            Self::Flapping if at >= BEGINS && (at.as_secs() / FLAPS.as_secs()) % 2 == 0 => {
-                let bad = origin == 0;
-                if bad { Behaviour::Errors(1.0) } else { Behaviour::Good }
+            Self::Flapping if origin == 0 && at >= BEGINS && in_even_interval(at) => {
+                Behaviour::Errors(1.0)
             }
             Self::RollingDeploy => {
                 // All in turn within the minute, some at once if there are many.
-                let begins = BEGINS + (ENDS - BEGINS).mul_f64(origin as f64 / count as f64);
+                let begins = BEGINS + TAKES.mul_f64(origin as f64 / count as f64);
                 let gone = during(begins, begins + RESTARTS);
                 if gone { Behaviour::Refuses } else { Behaviour::Good }
             }
-            Self::AllBad if during(BEGINS, ENDS) => Behaviour::Errors(1.0),
-            Self::Hang | Self::Flapping | Self::AllBad => Behaviour::Good,
+            Self::AllBad if during(BEGINS, BEGINS + TAKES) => Behaviour::Errors(1.0),
+            Self::Nothing | Self::Hang | Self::Flapping | Self::AllBad => Behaviour::Good,
         }
     }
+}
+
+fn in_even_interval(at: Duration) -> bool {
+    (at.as_secs() / FLAPS.as_secs()).is_multiple_of(2)
 }

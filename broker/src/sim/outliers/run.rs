@@ -36,6 +36,7 @@ struct World<'a> {
     setup: &'a Setup,
     incident: Incident,
     cluster: Cluster,
+    interval: Duration,
     origins: Vec<Origin>,
     /// By the time at which they end.
     under_way: BinaryHeap<Reverse<Request>>,
@@ -50,6 +51,8 @@ struct Origin {
     host: Arc<Host>,
     active: usize,
     bad: Option<Bad>,
+    /// When it was bad for the last time.
+    good_since: Option<Instant>,
 }
 
 /// An origin is bad.
@@ -108,7 +111,9 @@ struct Seen {
 impl<'a> World<'a> {
     fn new(incident: Incident, count: usize, setting: Setting, setup: &'a Setup) -> Self {
         let now = clock::now();
-        let cluster = Cluster::new(setting.config(), now);
+        let config = setting.config();
+        let interval = config.interval;
+        let cluster = Cluster::new(config, now);
         let address = |n: usize| {
             let [.., a, b, c] = u32::try_from(n).unwrap_or(u32::MAX).to_be_bytes();
             SocketAddr::from(([10, a, b, c], 80))
@@ -117,10 +122,13 @@ impl<'a> World<'a> {
         cluster.set_hosts(&addresses);
         let hosts = addresses.iter().filter_map(|&address| cluster.host(address));
         Self {
-            origins: hosts.map(|host| Origin { host, active: 0, bad: None }).collect(),
+            origins: hosts
+                .map(|host| Origin { host, active: 0, bad: None, good_since: None })
+                .collect(),
             setup,
             incident,
             cluster,
+            interval,
             under_way: BinaryHeap::new(),
             began: now,
             now,
@@ -189,7 +197,7 @@ impl<'a> World<'a> {
             Behaviour::Errors(share) => (usual, fails(share.max(noise))),
             Behaviour::Slow(times) => (usual.mul_f64(times), fails(noise)),
             Behaviour::Refuses => (REFUSAL, Outcome::Failed(Failure::Connect)),
-            Behaviour::Hangs(until) => (until - at + usual, fails(noise)),
+            Behaviour::Hangs(until) => (until.saturating_sub(at) + usual, fails(noise)),
         };
         let (took, outcome) = if took > PATIENCE {
             (PATIENCE, Outcome::Failed(Failure::Timeout))
@@ -230,6 +238,7 @@ impl<'a> World<'a> {
                 self.seen.turned_bad += u64::from(!ejected);
             } else if !bad && let Some(was) = origin.bad.take() {
                 self.seen.missed += u64::from(!was.ejected);
+                origin.good_since = Some(self.now);
             }
         }
         self.any_bad = self.origins.iter().any(|origin| origin.bad.is_some());
@@ -251,7 +260,10 @@ impl<'a> World<'a> {
         for event in ejections {
             let origin = self.origins.iter_mut().find(|o| o.host.address() == event.origin);
             let Some(origin) = origin else { continue };
+            // A rate is of a whole interval.
+            let was_bad = |since| event.at.saturating_duration_since(since) < self.interval;
             match &mut origin.bad {
+                None if origin.good_since.is_some_and(was_bad) => {}
                 None => self.seen.false_ejections += 1,
                 Some(Bad { ejected: true, .. }) => {}
                 Some(bad) => {
