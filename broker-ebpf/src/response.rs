@@ -280,7 +280,10 @@ fn scan(
     unsafe {
         bpf_loop(steps, (step as *const c_void).cast_mut(), (&raw mut scan).cast(), 0);
     }
-    state.finish(head_only, RESPONSE_BYTES_MAX)
+    match state.finish(head_only, RESPONSE_BYTES_MAX) {
+        Ok(plain) if plain.status >= 500 => Err(WhyNot::Failed),
+        scanned => scanned,
+    }
 }
 
 /// Reads a few bytes; 1 ends the loop.

@@ -67,11 +67,13 @@ pub enum WhyNot {
     Blocking = 14,
     /// No origin socket was idle.
     NoIdle = 15,
+    /// Response: the origin says that it has failed. The daemon decides what follows from that.
+    Failed = 16,
 }
 
 impl WhyNot {
     /// All reasons, each at the index that is its number.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Odd,
         Self::TooLong,
         Self::Close,
@@ -88,6 +90,7 @@ impl WhyNot {
         Self::Surplus,
         Self::Blocking,
         Self::NoIdle,
+        Self::Failed,
     ];
 
     /// A stable name, for metrics and reports.
@@ -110,6 +113,7 @@ impl WhyNot {
             Self::Surplus => "surplus",
             Self::Blocking => "blocking",
             Self::NoIdle => "no_idle",
+            Self::Failed => "failed",
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /v1/snapshot` | the [`Snapshot`] as JSON |
+//! | `GET /v1/events` | the last events, one JSON object per line |
 //! | `GET /v1/health` | [`Health`] as JSON; 200 while ready, else 503 |
 //! | `POST /v1/drain` | 202; leases may finish, then the daemon stops |
 //! | `GET /metrics` | the snapshot as Prometheus text |
@@ -38,6 +39,9 @@ const SOCKET_MODE: u32 = 0o660;
 pub trait Source: Send + Sync + 'static {
     /// Takes a snapshot. May block for a moment; it is not called on an event loop.
     fn snapshot(&self) -> Snapshot;
+
+    /// The last events, one JSON object per line, oldest first.
+    fn events(&self) -> String;
 
     /// Whether clients should be sent here.
     fn health(&self) -> Health;
@@ -115,6 +119,7 @@ pub async fn serve(
 fn router(source: Arc<dyn Source>) -> Router {
     Router::new()
         .route("/v1/snapshot", get(snapshot))
+        .route("/v1/events", get(events))
         .route("/v1/health", get(health))
         .route("/v1/drain", post(drain))
         .route("/metrics", get(prometheus))
@@ -135,6 +140,10 @@ async fn snapshot(State(source): State<Arc<dyn Source>>) -> Result<Json<Snapshot
 async fn prometheus(State(source): State<Arc<dyn Source>>) -> Result<Response, StatusCode> {
     let text = metrics::render(&take(source).await?);
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+async fn events(State(source): State<Arc<dyn Source>>) -> Response {
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], source.events()).into_response()
 }
 
 async fn health(State(source): State<Arc<dyn Source>>) -> (StatusCode, Json<Health>) {

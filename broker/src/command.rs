@@ -4,6 +4,8 @@
 
 pub mod check;
 pub mod doctor;
+pub mod events;
+pub mod explain;
 pub mod observe;
 pub mod sim;
 pub mod stats;

@@ -6,8 +6,8 @@
 pub mod discovery;
 pub mod file;
 pub mod gateway;
-pub mod subset;
 pub mod outlier;
+pub mod subset;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
+
+use crate::events::Target;
 
 /// Everything the daemon needs to run.
 #[derive(Clone, Debug)]
@@ -32,6 +34,8 @@ pub struct Config {
     pub heartbeat_age_max: Duration,
     /// How long leases may finish after a stop was asked for.
     pub drain_timeout: Duration,
+    /// Where events are written.
+    pub event_log: Target,
     /// Which gateway of its fleet this daemon is.
     pub gateway: gateway::Gateway,
     /// The brokered services, in the order of the file. Names are unique.

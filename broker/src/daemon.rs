@@ -19,12 +19,15 @@ use tokio::sync::watch;
 use self::origins::Origins;
 use crate::admin::{self, Health};
 use crate::clock;
-use crate::config::{Config, Route, Steer};
+use crate::config::{self, Config, Route, Steer};
 use crate::datapath::kernel::{self, Kernel, KernelLog};
 use crate::datapath::steering::{Carried, Layout};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
+use crate::events::EventLog;
 use crate::fleet;
 use crate::net;
+use crate::origin::watch::Watch;
+use crate::pool;
 use crate::pool::budget::Budget;
 use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
 use crate::worker::{Shared, Stage, Worker};
@@ -41,20 +44,19 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let config = Arc::new(config);
     let Loaded { datapath, log, no_kernel } = load_datapath(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let origins = Origins::new(&config);
+    let events = Arc::new(EventLog::open(&config.event_log)?);
+    let common = common(&config, &events);
+    let origins = Origins::new(&config, &common, &events);
     let control = Control {
         shared: Shared {
             registry: Arc::new(Registry::new(&config)),
             origins: origins.subscribe(),
-            budgets: config
-                .services
-                .iter()
-                .map(|service| Arc::new(Budget::new(&service.limits, config.workers.get())))
-                .collect(),
+            common: Arc::clone(&common),
             config: Arc::clone(&config),
             datapath,
         },
         origins,
+        events,
         identity: OnceLock::new(),
         no_kernel,
         started: clock::now(),
@@ -71,6 +73,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 struct Control {
     shared: Shared,
     origins: Origins,
+    events: Arc<EventLog>,
     /// Which gateway this is, once that is being found out.
     identity: OnceLock<watch::Receiver<fleet::Status>>,
     /// Why there are no kernel programs.
@@ -217,11 +220,17 @@ impl admin::Source for Control {
         let mut services = self.shared.registry.services(carried);
         for (position, service) in services.iter_mut().enumerate() {
             service.membership = self.origins.snapshot(position);
-            service.limits = self.shared.budgets[position].snapshot();
+            let common = &self.shared.common[position];
+            service.limits = common.budget.snapshot();
+            service.outliers = common.watch.as_ref().map(|watch| watch.snapshot());
         }
         let mut snapshot = Snapshot::assemble(process, services, kernel, host);
         snapshot.gateway = self.identity.get().map(|status| (&*status.borrow()).into());
         snapshot
+    }
+
+    fn events(&self) -> String {
+        self.events.recent()
     }
 
     fn health(&self) -> Health {
@@ -283,6 +292,18 @@ fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
             Ok(Loaded { datapath: Arc::new(Inert), log: None, no_kernel: Some(reason) })
         }
     }
+}
+
+/// What the workers of each service have in common.
+fn common(config: &Config, events: &Arc<EventLog>) -> Arc<[pool::Common]> {
+    let common = |service: &config::Service| pool::Common {
+        budget: Arc::new(Budget::new(&service.limits, config.workers.get())),
+        watch: service.outlier.clone().map(|outlier| {
+            let (name, events) = (service.name.clone(), Arc::clone(events));
+            Arc::new(Watch::new(name, outlier, service.panic, events))
+        }),
+    };
+    config.services.iter().map(common).collect()
 }
 
 /// What the kernel is to intercept, once every worker has said where it listens.

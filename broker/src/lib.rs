@@ -22,6 +22,7 @@ pub mod membership;
 pub mod origin;
 pub mod pool;
 
+pub mod events;
 pub mod stats;
 
 pub mod admin;

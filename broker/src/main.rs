@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use broker::command::{UsageError, check, doctor, observe, sim, stats};
+use broker::command::{UsageError, check, doctor, events, explain, observe, sim, stats};
 use broker::config::Config;
 use broker::config::file::{self, ConfigError};
 use broker::datapath::kernel;
@@ -53,6 +53,10 @@ enum Command {
     Observe(observe::Args),
     /// Show what a running daemon has done.
     Stats(stats::Args),
+    /// Say why the clients of a service fail, though its routing is right.
+    Explain(explain::Args),
+    /// Show what happened to origins and limits, one JSON object per line.
+    Events(events::Args),
     /// Try out what the broker needs of this host; exit code 1 if something does not work.
     Doctor(doctor::Args),
     /// Work out what subsets of origins and outlier detection would do, before anything depends on
@@ -87,6 +91,14 @@ fn main() -> ExitCode {
         }
         Command::Observe(args) => observe(args).map(|()| true),
         Command::Stats(args) => stats(&args).map(|()| true),
+        Command::Explain(args) => block_on(async {
+            explain::run(&args, Style::of_stdout(), &mut std::io::stdout().lock()).await
+        })
+        .map(|()| true),
+        Command::Events(args) => {
+            block_on(async { events::run(&args, &mut std::io::stdout().lock()).await })
+                .map(|()| true)
+        }
         Command::Doctor(args) => {
             doctor::run(args, Style::of_stdout(), &mut std::io::stdout().lock())
         }

@@ -213,7 +213,7 @@ pub fn source(config: &discovery::Source, datapath: &Arc<dyn Datapath>) -> Box<d
 }
 
 /// For the jitter of retries, which needs no more than to differ between the gateways of a fleet.
-fn rng() -> StdRng {
+pub(crate) fn rng() -> StdRng {
     StdRng::try_from_rng(&mut SysRng)
         .unwrap_or_else(|_| StdRng::seed_from_u64(std::process::id().into()))
 }

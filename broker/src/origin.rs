@@ -9,6 +9,7 @@ pub mod choice;
 pub mod outlier;
 pub mod panic;
 pub mod subset;
+pub mod watch;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;

@@ -31,7 +31,7 @@ use rand::rngs::StdRng;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-pub use lease::Lease;
+pub use lease::{Conduct, Lease};
 pub use stock::{Steer, TakenOver};
 
 use self::budget::{Budget, PendingPermit};
@@ -44,6 +44,9 @@ use crate::clock;
 use crate::config::PoolConfig;
 use crate::datapath::Datapath;
 use crate::net::{self, Queue};
+use crate::origin::outlier::{self, Outcome};
+use crate::origin::panic::Eligible;
+use crate::origin::watch::Watch;
 use crate::origin::{Chosen, Load, pick};
 use crate::stats::{EvictReason, ServiceMetrics, ServiceRecords};
 
@@ -68,6 +71,8 @@ pub enum Refusal {
     Unreachable,
     /// The service has no origins.
     NoOrigins,
+    /// So many origins are ejected that nobody is to be served.
+    Ejected,
 }
 
 /// How a pool treats its sockets; follows from the service's protocol.
@@ -91,6 +96,15 @@ pub struct Environment {
     pub worker: usize,
 }
 
+/// What all workers of a service have in common.
+#[derive(Clone)]
+pub struct Common {
+    /// What the service may have.
+    pub budget: Arc<Budget>,
+    /// Who is looked after, if anybody is.
+    pub watch: Option<Arc<Watch>>,
+}
+
 /// A pool; dropping it closes its idle sockets.
 pub struct Pool {
     shared: Rc<Shared>,
@@ -102,6 +116,7 @@ struct Shared {
     usage: Use,
     environment: Environment,
     budget: Arc<Budget>,
+    watch: Option<Arc<Watch>>,
     metrics: Arc<ServiceMetrics>,
     origins: RefCell<Origins>,
     pace: Cell<Pace>,
@@ -130,15 +145,16 @@ impl Pool {
     pub fn new(
         config: PoolConfig,
         usage: Use,
-        budget: Arc<Budget>,
+        common: Common,
         records: Arc<ServiceRecords>,
         environment: Environment,
         steer: Option<Steer>,
     ) -> Self {
         let shared = Rc::new(Shared {
             metrics: Arc::clone(&records.metrics),
-            origins: RefCell::new(Origins::new(&config, &budget, records, steer)),
-            budget,
+            origins: RefCell::new(Origins::new(&config, &common, records, steer)),
+            budget: common.budget,
+            watch: common.watch,
             config,
             usage,
             environment,
@@ -199,6 +215,10 @@ impl Pool {
             shared.metrics.unreachable.inc();
             return Err(Refusal::NoOrigins);
         }
+        if shared.serves_nobody() {
+            shared.metrics.unreachable.inc();
+            return Err(Refusal::Ejected);
+        }
         if shared.waiters.borrow().is_empty()
             && let Some(lease) = shared.take_warm(avoid, clock::now())
         {
@@ -242,6 +262,7 @@ impl Pool {
         for origin in &*shared.current() {
             origin.sweep(now);
         }
+        shared.look_at_ejections(now);
         if shared.closing.get().is_none() {
             shared.prewarm(now);
         }
@@ -288,8 +309,9 @@ impl Pool {
     #[must_use]
     pub fn is_warm(&self) -> bool {
         let warm = self.shared.current().iter().all(|origin| {
-            let missing =
-                self.shared.missing(origin) > 0 && self.shared.budget.has_early_room(&origin.host);
+            let missing = origin.is_available(clock::now())
+                && self.shared.missing(origin) > 0
+                && self.shared.budget.has_early_room(&origin.host);
             !missing && origin.dialling.get() == 0 || origin.backoff.borrow().is_failing()
         });
         if warm {
@@ -443,17 +465,50 @@ impl Shared {
     ) -> Option<Rc<Origin>> {
         let origins = self.current();
         let rng = &mut *self.environment.rng.borrow_mut();
+        let (now, panic) = (clock::now(), self.panics());
         let mut among = |avoid: Option<SocketAddr>| {
             let report = |index: usize| {
                 let origin = &*origins[index];
-                let eligible = Some(origin.address) != avoid && eligible(origin);
+                let wanted = Some(origin.address) != avoid && eligible(origin);
+                let eligible = wanted && (panic || origin.is_available(now));
                 let active = origin.active() + origin.dialling.get();
-                Load { active, weight: origin.weight.get(), eligible }
+                Load { active, weight: origin.share(), eligible }
             };
             pick(origins.len(), report, rng)
         };
         let index = among(avoid).or_else(|| avoid.and_then(|_| among(None)))?;
         Some(Rc::clone(&origins[index]))
+    }
+
+    /// Whether ejections are disregarded.
+    fn panics(&self) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.eligible() == Eligible::All)
+    }
+
+    /// Whether ejections leave nobody to ask.
+    fn serves_nobody(&self) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.eligible() == Eligible::Nobody)
+    }
+
+    /// Counts what came of an exchange with an origin, or of an attempt at one.
+    fn record(&self, origin: &Origin, outcome: Outcome) {
+        let (Some(watch), Some(host)) = (&self.watch, &origin.watched) else { return };
+        let now = clock::now();
+        if watch.record(host, outcome, now, &mut *self.environment.rng.borrow_mut()) {
+            self.look_at_ejections(now);
+            self.budget.call_all();
+        }
+    }
+
+    /// Origins that have been ejected lose their idle sockets, and the kernel's exchanges.
+    fn look_at_ejections(&self, now: Instant) {
+        let panic = self.panics();
+        for origin in &*self.current() {
+            origin.look_at_ejection(now, panic);
+        }
+        if self.serves_nobody() {
+            self.refuse_waiters(Refusal::Ejected);
+        }
     }
 
     /// The origins that get exchanges.
@@ -524,6 +579,7 @@ impl Shared {
 
     /// Others have given up connections, or want some.
     fn look_at_budget(self: &Rc<Self>) {
+        self.look_at_ejections(clock::now());
         while self.waiters.borrow().is_empty()
             && self.budget.others_want(self.environment.worker)
             && let Some((connection, origin)) = self.take_idle()
@@ -613,6 +669,7 @@ impl Shared {
         for origin in &*self.current() {
             for _ in 0..self.missing(origin) {
                 if !self.may_dial(origin, now)
+                    || !origin.is_available(now)
                     || !pace.permits(self.config.prewarm_rate, now)
                     || !self.dial(origin, true)
                 {
@@ -652,6 +709,12 @@ impl Shared {
                 Ok(stream) => {
                     let now = clock::now();
                     let handshake = now.saturating_duration_since(started);
+                    if let Some(host) = &origin.watched {
+                        host.record_handshake(handshake);
+                    }
+                    if shared.usage == Use::Once {
+                        shared.record(&origin, Outcome::Accepted);
+                    }
                     origin.metrics.created.inc();
                     origin
                         .metrics
@@ -680,6 +743,7 @@ impl Shared {
     fn dial_failed(self: &Rc<Self>, origin: &Rc<Origin>, error: &io::Error) {
         tracing::debug!(origin = %origin.address, %error, "dial failed");
         origin.count_failed_dial(error);
+        self.record(origin, Outcome::Failed(outlier::Failure::Connect));
         let now = clock::now();
         origin.metrics.failing.set(1);
         origin.backoff.borrow_mut().fail(now, &mut *self.environment.rng.borrow_mut());

@@ -4,6 +4,7 @@
 //! the caller in a [`Style`].
 
 pub mod doctor;
+pub mod explain;
 pub mod observe;
 pub mod sim;
 pub mod stats;

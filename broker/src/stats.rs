@@ -75,6 +75,8 @@ pub enum EvictReason {
     IdleOverflow,
     /// Idle, while the limit of connections kept another from being opened.
     MadeRoom,
+    /// The origin was ejected: when it is back it may sit behind another path.
+    Ejected,
     /// The origin left the service, or was forgotten.
     OriginRemoved,
     /// The daemon is stopping.
@@ -85,7 +87,7 @@ pub enum EvictReason {
 
 impl EvictReason {
     /// Every reason, in the order of [`EvictReason::index`].
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::IdleClosed,
         Self::IdleBytes,
         Self::IdleTtl,
@@ -93,6 +95,7 @@ impl EvictReason {
         Self::Requests,
         Self::IdleOverflow,
         Self::MadeRoom,
+        Self::Ejected,
         Self::OriginRemoved,
         Self::Drain,
         Self::Exchange(CloseReason::OriginPersistence),
@@ -121,6 +124,7 @@ impl EvictReason {
             Self::Requests => "requests",
             Self::IdleOverflow => "idle_overflow",
             Self::MadeRoom => "made_room",
+            Self::Ejected => "ejected",
             Self::OriginRemoved => "origin_removed",
             Self::Drain => "drain",
             Self::Exchange(reason) => match reason {

@@ -29,8 +29,7 @@ use crate::config::{self, Config, Steer};
 use crate::datapath::{Datapath, ListenerSet, WorkerListeners, steering};
 use crate::net::{self, Backlog, Listener};
 use crate::origin::Chosen;
-use crate::pool::Environment;
-use crate::pool::budget::Budget;
+use crate::pool::{self, Environment};
 use crate::session::Stop;
 use crate::stats::Registry;
 
@@ -49,8 +48,8 @@ pub struct Shared {
     pub datapath: Arc<dyn Datapath>,
     /// Where metrics are left.
     pub registry: Arc<Registry>,
-    /// What each service may have, in the order of the configuration.
-    pub budgets: Arc<[Arc<Budget>]>,
+    /// What the workers of each service have in common, in the order of the configuration.
+    pub common: Arc<[pool::Common]>,
     /// The origins of each service, in the order of the configuration.
     pub origins: Vec<watch::Receiver<Arc<[Chosen]>>>,
 }
@@ -138,7 +137,7 @@ async fn run(
             service,
             Place { service: position, worker: index },
             records,
-            &shared.budgets[position],
+            &shared.common[position],
             &common,
             bound.steered,
         ));

@@ -21,6 +21,7 @@ mod intercept;
 mod kernel;
 mod limits;
 mod membership;
+mod outliers;
 mod sharing;
 mod steer;
 mod subsets;

@@ -20,6 +20,10 @@ impl Source for Daemon {
         Snapshot::assemble(process, services(), Err("no kernel programs in this test"), host)
     }
 
+    fn events(&self) -> String {
+        String::new()
+    }
+
     fn health(&self) -> Health {
         let draining = self.draining.load(SeqCst);
         Health { ready: !draining, draining }

@@ -91,6 +91,10 @@ mod tests {
             Snapshot::assemble(process, Vec::new(), Err("test"), HostCounters::default())
         }
 
+        fn events(&self) -> String {
+            String::new()
+        }
+
         fn health(&self) -> Health {
             Health { ready: true, draining: false }
         }

@@ -3,24 +3,33 @@
 //! One task per service on the control thread: what the source says, gathered; which of them this
 //! gateway uses; and that list into a channel that every worker reads.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::clock;
 use crate::config::discovery::Discovery;
 use crate::config::subset::Subset;
 use crate::config::{Config, Service};
 use crate::datapath::Datapath;
+use crate::events::{EventLog, ServiceEvent, What};
 use crate::fleet;
 use crate::membership::gather::Gather;
 use crate::membership::{self, Feed, Latest, Member, Membership};
 use crate::origin::Chosen;
 use crate::origin::choice::{Choice, Ranking};
+use crate::origin::panic::Eligible;
+use crate::origin::watch::unix_ms;
+use crate::pool;
 use crate::stats::{MembershipSnapshot, Registry};
 
 /// How often the health of origins is looked at.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// How often limits are looked at.
+const LOOK_AT_LIMITS: Duration = Duration::from_millis(100);
 
 /// How long the start waits for the first list of a source. Envoy's `initial_fetch_timeout` is 15 s,
 /// but its clients wait for it, and ours reach the origins directly meanwhile.
@@ -44,6 +53,8 @@ struct Followed {
     feed: Feed,
     latest: watch::Receiver<Latest>,
     chosen: watch::Sender<Arc<[Chosen]>>,
+    common: pool::Common,
+    events: Arc<EventLog>,
     state: Mutex<State>,
 }
 
@@ -54,9 +65,12 @@ struct State {
 }
 
 impl Origins {
-    pub(super) fn new(config: &Config) -> Self {
-        let services = config.services.iter().enumerate();
-        Self { services: services.map(|(i, s)| Arc::new(Followed::new(i, s))).collect() }
+    pub(super) fn new(config: &Config, common: &[pool::Common], events: &Arc<EventLog>) -> Self {
+        let services = config.services.iter().zip(common).enumerate();
+        let followed = |(position, (service, common))| {
+            Arc::new(Followed::new(position, service, common, events))
+        };
+        Self { services: services.map(followed).collect() }
     }
 
     /// Where workers read which origins to use, in the order of the configuration.
@@ -74,6 +88,7 @@ impl Origins {
     ) {
         let mut first_choices = Vec::new();
         for service in &self.services {
+            tokio::spawn(Arc::clone(service).look_after());
             let gather = service.discovery.as_ref().map(|discovery| {
                 let source = membership::source(&discovery.source, datapath);
                 tokio::spawn(source.watch(service.feed.clone()));
@@ -124,12 +139,17 @@ async fn next(gather: &mut Option<Gather>) -> Option<Arc<Membership>> {
 /// The next change of who this gateway is; never, if that is fixed.
 async fn change(identity: &mut watch::Receiver<fleet::Status>) {
     if identity.changed().await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
 impl Followed {
-    fn new(position: usize, config: &Service) -> Self {
+    fn new(
+        position: usize,
+        config: &Service,
+        common: &pool::Common,
+        events: &Arc<EventLog>,
+    ) -> Self {
         let (feed, latest) = Feed::new();
         let source = match &config.discovery {
             None => "static",
@@ -148,7 +168,7 @@ impl Followed {
             },
             changes: 0,
         };
-        Self {
+        let followed = Self {
             name: config.name.clone(),
             position,
             source,
@@ -158,8 +178,12 @@ impl Followed {
             feed,
             latest,
             chosen: watch::Sender::new(chosen),
+            common: common.clone(),
+            events: Arc::clone(events),
             state: Mutex::new(state),
-        }
+        };
+        followed.watch_these(&followed.chosen.borrow());
+        followed
     }
 
     /// Follows what changes the choice, for as long as the daemon runs.
@@ -206,9 +230,71 @@ impl Followed {
                 widened = choice.widened,
                 "the origins have changed"
             );
+            let latest = self.latest.borrow();
+            self.tell(What::Membership {
+                origins: choice.origins.len(),
+                members: choice.members,
+                healthy: choice.healthy,
+                widened: choice.widened,
+                version: &latest.version,
+            });
+            self.watch_these(&choice.origins);
             self.chosen.send_replace(choice.origins.as_slice().into());
         }
         state.choice = choice;
+    }
+
+    /// Looks after these from now on; before any worker hears of them.
+    fn watch_these(&self, origins: &[Chosen]) {
+        if let Some(watch) = &self.common.watch {
+            let addresses: Vec<_> = origins.iter().map(|origin| origin.address).collect();
+            watch.cluster().set_hosts(&addresses);
+        }
+    }
+
+    fn tell(&self, what: What<'_>) {
+        let event = ServiceEvent { time_unix_ms: unix_ms(), service: &self.name, what };
+        self.events.write(&event);
+    }
+
+    /// Looks for what only time tells: outliers, limits that are reached, sources that fail.
+    async fn look_after(self: Arc<Self>) {
+        let watch = self.common.watch.as_ref();
+        let pace = watch.map_or(LOOK_AT_LIMITS, |watch| watch.cluster().pace().min(LOOK_AT_LIMITS));
+        let mut rng = membership::rng();
+        let mut look = tokio::time::interval(pace);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut full: HashMap<String, u64> = HashMap::new();
+        let (mut panicking, mut error) = (false, None);
+        loop {
+            look.tick().await;
+            if let Some(watch) = watch {
+                if watch.sweep(clock::now(), &mut rng) {
+                    self.common.budget.call_all();
+                }
+                let on = watch.eligible() == Eligible::All;
+                if std::mem::replace(&mut panicking, on) != on {
+                    let (ejected, origins) = watch.ejected_of();
+                    self.tell(What::Panic { on, ejected, origins });
+                    self.common.budget.call_all();
+                }
+            }
+            for (limit, now) in self.common.budget.snapshot() {
+                let (max, reached) = (now.max, now.used >= now.max);
+                if reached && !full.contains_key(&limit) {
+                    self.tell(What::LimitReached { limit: &limit, max });
+                    full.insert(limit, now.overflow);
+                } else if !reached && let Some(before) = full.remove(&limit) {
+                    let overflows = now.overflow - before;
+                    self.tell(What::LimitLeft { limit: &limit, max, overflows });
+                }
+            }
+            let now = self.latest.borrow().error.clone();
+            if error != now {
+                self.tell(What::Source { error: now.as_deref() });
+                error = now;
+            }
+        }
     }
 
     fn snapshot(&self) -> MembershipSnapshot {

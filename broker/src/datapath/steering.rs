@@ -514,6 +514,13 @@ impl Steering {
         group.request_bytes.load(Relaxed).wrapping_add(no_idle)
     }
 
+    /// How many exchanges the programs have completed in a group, and how many are under way.
+    #[must_use]
+    pub fn progress(&self, group: usize) -> (u64, u64) {
+        let group = self.groups.get(group);
+        group.map_or((0, 0), |g| (g.completed.load(Relaxed), g.active.load(Relaxed)))
+    }
+
     /// What the programs have noted of a slot.
     #[must_use]
     pub fn noted(&self, slot: usize) -> Option<Noted> {

@@ -274,7 +274,15 @@ impl Budget {
         limits.into_iter().map(|(name, limit)| (name.to_owned(), snapshot(limit))).collect()
     }
 
-    /// Waits until there may be something to do: connections to give up, or to open.
+    /// Has all workers look at their origins anew.
+    pub fn call_all(&self) {
+        for seat in &self.seats {
+            seat.call.notify_one();
+        }
+    }
+
+    /// Waits until there may be something to do: connections to give up, or to open, or origins
+    /// that have been ejected.
     pub async fn called(&self, worker: usize) {
         match self.seats.get(worker) {
             Some(seat) => seat.call.notified().await,

@@ -10,7 +10,9 @@ use super::budget::{Budget, RequestPermit};
 use super::connection::Connection;
 use super::origin::Origin;
 use crate::boundary::{CloseReason, Verdict};
+use crate::clock;
 use crate::net::{Queue, Stream};
+use crate::origin::outlier::{self, Outcome, Owing};
 use crate::stats::EvictReason;
 
 /// An origin socket that serves one exchange, or one client.
@@ -44,6 +46,12 @@ impl Lease {
     pub(super) fn count_request(&mut self, budget: &Arc<Budget>) -> bool {
         self.request = budget.request();
         self.request.is_some()
+    }
+
+    /// Where to tell what comes of the exchange.
+    #[must_use]
+    pub fn conduct(&self) -> Conduct {
+        Conduct { pool: Rc::clone(&self.pool), origin: Rc::clone(&self.origin) }
     }
 
     /// The socket, for use: from now on only [`Lease::settle`] can bring it back to the pool.
@@ -120,6 +128,41 @@ impl Lease {
         self.origin.close(connection, EvictReason::Exchange(reason));
         // There is room for another socket now.
         self.pool.dial_for_waiters(None);
+    }
+}
+
+/// Where a session tells what came of an exchange with an origin.
+pub struct Conduct {
+    pool: Rc<Shared>,
+    origin: Rc<Origin>,
+}
+
+impl Conduct {
+    /// A request has been sent. Keep this until the response begins.
+    #[must_use]
+    pub fn owe(&self) -> Option<Owing> {
+        Some(self.origin.watched.as_ref()?.owe())
+    }
+
+    /// The head of a response has come. Answers whether the origin had been ejected before, and this
+    /// is one more reason for it: whoever can had better ask another one.
+    #[must_use]
+    pub fn responded(&self, status: u16) -> bool {
+        let ejected = status >= 500 && !self.origin.is_available(clock::now());
+        self.pool.record(&self.origin, Outcome::Response(status));
+        ejected && !self.pool.panics()
+    }
+
+    /// There was no response.
+    pub fn failed(&self, failure: outlier::Failure) {
+        self.pool.record(&self.origin, Outcome::Failed(failure));
+    }
+
+    /// Whether another origin could be asked.
+    #[must_use]
+    pub fn has_others(&self) -> bool {
+        let (now, address) = (clock::now(), self.origin.address);
+        self.pool.current().iter().any(|o| o.address != address && o.is_available(now))
     }
 }
 

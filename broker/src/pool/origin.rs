@@ -8,14 +8,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::Common;
 use super::backoff::Backoff;
 use super::budget::{Budget, Host};
 use super::connection::Connection;
 use super::idle::{IdleList, Limits};
 use super::stock::{Steer, Stock};
 use crate::config::PoolConfig;
-use crate::origin::Chosen;
+use crate::origin::{Chosen, outlier};
 use crate::stats::{EvictReason, OriginMetrics, ServiceRecords};
+
+const HUNDRED: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// One origin of a pool.
 pub(super) struct Origin {
@@ -39,6 +42,15 @@ pub(super) struct Origin {
     pub(super) backoff: RefCell<Backoff>,
     /// Connections of all workers to it.
     pub(super) host: Arc<Host>,
+    /// What is known of how it behaves, if anybody looks.
+    pub(super) watched: Option<Arc<outlier::Host>>,
+    /// How often it had been ejected when that was last looked at.
+    ejections: Cell<u32>,
+    /// Whether the kernel may begin exchanges there, as far as ejections go.
+    available: Cell<bool>,
+    /// Exchanges that the kernel had carried, and those that were under way there, when that was
+    /// last told to whoever watches.
+    carried: Cell<(u64, u64)>,
     budget: Arc<Budget>,
 }
 
@@ -65,7 +77,7 @@ impl Origin {
         self.metrics.active.set(self.active());
         if let Some(stock) = &self.stock {
             let leased = (self.open.get() - idle).saturating_sub(held);
-            let eligible = !self.reserved.get() && !self.leaving.get();
+            let eligible = !self.reserved.get() && !self.leaving.get() && self.available.get();
             stock.set_load(leased + self.dialling.get(), eligible);
         }
     }
@@ -119,6 +131,44 @@ impl Origin {
         }
     }
 
+    /// Whether it may get exchanges, as far as ejections go.
+    pub(super) fn is_available(&self, now: Instant) -> bool {
+        self.watched.as_ref().is_none_or(|host| host.is_available(now))
+    }
+
+    /// Its weight; less while it is slower than the others.
+    pub(super) fn share(&self) -> NonZeroU32 {
+        let weight = self.weight.get();
+        let Some(share) = self.watched.as_ref().map(|host| host.share()).filter(|&s| s < 100)
+        else {
+            return weight.saturating_mul(HUNDRED);
+        };
+        NonZeroU32::new(weight.get().saturating_mul(share.into())).unwrap_or(NonZeroU32::MIN)
+    }
+
+    /// Follows an ejection, or the end of one.
+    pub(super) fn look_at_ejection(&self, now: Instant, panic: bool) {
+        let Some(host) = &self.watched else { return };
+        self.tell_carried(host);
+        if self.ejections.replace(host.ejections()) != host.ejections() {
+            self.close_idle(EvictReason::Ejected);
+        }
+        let available = panic || host.is_available(now);
+        if self.available.replace(available) != available {
+            self.publish();
+        }
+    }
+
+    /// What the kernel does counts as well.
+    fn tell_carried(&self, host: &outlier::Host) {
+        let Some(stock) = &self.stock else { return };
+        let (completed, active) = stock.carried();
+        let (before, was_active) = self.carried.replace((completed, active));
+        host.record_carried(u32::try_from(completed.wrapping_sub(before)).unwrap_or(0));
+        let change = active.cast_signed() - was_active.cast_signed();
+        host.add_owed(i32::try_from(change).unwrap_or(0));
+    }
+
     fn set_leaving(&self, leaving: bool) {
         self.leaving.set(leaving);
         self.publish();
@@ -139,7 +189,7 @@ pub(super) struct Origins {
     current: Rc<[Rc<Origin>]>,
     limits: Limits,
     backoff: Backoff,
-    budget: Arc<Budget>,
+    common: Common,
     records: Arc<ServiceRecords>,
     steer: Option<Steer>,
 }
@@ -147,7 +197,7 @@ pub(super) struct Origins {
 impl Origins {
     pub(super) fn new(
         config: &PoolConfig,
-        budget: &Arc<Budget>,
+        common: &Common,
         records: Arc<ServiceRecords>,
         steer: Option<Steer>,
     ) -> Self {
@@ -160,7 +210,7 @@ impl Origins {
                 max_requests: config.max_requests,
             },
             backoff: Backoff::new(config.backoff_base, config.backoff_max),
-            budget: Arc::clone(budget),
+            common: common.clone(),
             records,
             steer,
         }
@@ -213,6 +263,8 @@ impl Origins {
         let metrics = self.records.origin(address);
         let stock = self.steer.as_ref().and_then(|steer| Stock::new(steer, place));
         metrics.set_group(stock.as_ref().map(Stock::group));
+        let watched = self.common.watch.as_ref().and_then(|watch| watch.host(address));
+        let stock_carried = stock.as_ref().map_or((0, 0), Stock::carried);
         let origin = Rc::new(Origin {
             place,
             address,
@@ -226,8 +278,12 @@ impl Origins {
             dialling: Cell::new(0),
             slow: Cell::new(0),
             backoff: RefCell::new(self.backoff.clone()),
-            host: self.budget.host(address),
-            budget: Arc::clone(&self.budget),
+            host: self.common.budget.host(address),
+            ejections: Cell::new(watched.as_ref().map_or(0, |host| host.ejections())),
+            watched,
+            available: Cell::new(true),
+            carried: Cell::new(stock_carried),
+            budget: Arc::clone(&self.common.budget),
         });
         self.places[place] = Some(Rc::clone(&origin));
         origin

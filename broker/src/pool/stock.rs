@@ -141,6 +141,11 @@ impl Stock {
         self.group
     }
 
+    /// How many exchanges the kernel has completed here, and how many are under way.
+    pub(super) fn carried(&self) -> (u64, u64) {
+        self.steer.steering.progress(self.group)
+    }
+
     /// Takes what was counted for an origin that has left.
     pub(super) fn take_carried(&self) -> SteeredOrigin {
         self.steer.steering.take_carried(self.group)

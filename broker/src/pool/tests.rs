@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use tokio::task::LocalSet;
 
 use super::budget::{Budget, Limit};
-use super::{Environment, Lease, Pool, Refusal, Use};
+use super::{Common, Environment, Lease, Pool, Refusal, Use};
 use crate::boundary::{CloseReason, Verdict};
 use crate::config::{Limits, PoolConfig};
 use crate::datapath::Inert;
@@ -98,7 +98,7 @@ impl Rig {
         let pool = Pool::new(
             settings,
             usage,
-            Arc::clone(budget),
+            Common { budget: Arc::clone(budget), watch: None },
             records,
             Environment {
                 datapath: Arc::new(Inert),

@@ -15,7 +15,8 @@ use crate::boundary::{CloseReason, Verdict};
 use crate::buffers::{Buffer, Inbox};
 use crate::config::Affinity;
 use crate::net::Stream;
-use crate::pool::{Lease, Pool};
+use crate::origin::outlier;
+use crate::pool::{Conduct, Lease, Pool};
 use crate::relay::{Tunnel, TunnelEnd};
 
 /// Most origin sockets one request is tried on.
@@ -88,6 +89,30 @@ struct Request<'a> {
     sent: bool,
 }
 
+/// What an attempt needs to judge its origin by.
+#[derive(Clone, Copy)]
+struct Judge<'a> {
+    conduct: &'a Conduct,
+    /// The request may run elsewhere instead, as long as nothing of this response is forwarded.
+    may_repeat: bool,
+    /// Whether to notice that the client leaves.
+    watch_client: bool,
+}
+
+impl Judge<'_> {
+    /// Counts a failure. That a socket was closed while it was idle says nothing of its origin.
+    fn failed(&self, failure: Failure, was_idle: bool) {
+        match failure {
+            Failure::OriginFailed if was_idle => {}
+            Failure::OriginFailed | Failure::NoResponse => {
+                self.conduct.failed(outlier::Failure::Reset);
+            }
+            Failure::OriginStalled => self.conduct.failed(outlier::Failure::Timeout),
+            Failure::Ejected | Failure::Refused(_) => {}
+        }
+    }
+}
+
 /// How one attempt on one socket went.
 enum Attempt {
     /// The response is complete; its last part is still in the buffer. Without `uploaded`, the
@@ -145,8 +170,13 @@ impl Exchanging<'_> {
             let request_len = head.len + exchange.request_body(&inbox.bytes()[head.len..]).take;
             let whole = exchange.request_done();
             let request = Request { len: request_len, head, sent };
+            let conduct = lease.conduct();
+            let reused = lease.is_reused();
+            let may_repeat =
+                whole && head.method.is_idempotent() && attempts_left > 0 && !kept.tied;
+            let judge = Judge { conduct: &conduct, may_repeat, watch_client: true };
             let attempt =
-                self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer).await;
+                self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer, &judge).await;
             match attempt {
                 Attempt::Complete { tail, uploaded } => {
                     let tail = &buffer[..tail];
@@ -167,12 +197,14 @@ impl Exchanging<'_> {
                     let started = exchange.response_started();
                     // Repeating needs the whole request still in hand, an origin that has not
                     // answered any of it, and a request that may run twice or did not run.
-                    let repeat = !started
-                        && whole
-                        && matches!(failure, Failure::OriginFailed | Failure::NoResponse)
-                        && (unseen || head.method.is_idempotent())
-                        && attempts_left > 0
-                        && !kept.tied;
+                    let repeat = failure == Failure::Ejected
+                        || !started
+                            && whole
+                            && matches!(failure, Failure::OriginFailed | Failure::NoResponse)
+                            && (unseen || head.method.is_idempotent())
+                            && attempts_left > 0
+                            && !kept.tied;
+                    judge.failed(failure, reused && !started);
                     if repeat {
                         lease.count_repeat();
                         failed_at = Some(lease.address());
@@ -215,6 +247,7 @@ impl Exchanging<'_> {
         exchange: &mut Exchange,
         lease: &mut Lease,
         buffer: &mut Buffer,
+        judge: &Judge<'_>,
     ) -> Attempt {
         let reused = lease.is_reused();
         let origin = lease.stream();
@@ -230,7 +263,7 @@ impl Exchanging<'_> {
         // Shared by both directions where they run at once.
         let exchange = RefCell::new(exchange);
         if exchange.borrow().request_done() {
-            let attempt = self.respond(&exchange, origin, reused, buffer, true).await;
+            let attempt = self.respond(&exchange, origin, reused, buffer, judge).await;
             if !matches!(attempt, Attempt::OriginFailed { .. }) {
                 inbox.consume(request_len);
             }
@@ -238,7 +271,7 @@ impl Exchanging<'_> {
         }
         // The rest of the body is not held: there is no repeating from here on.
         inbox.consume(request_len);
-        Box::pin(self.attempt_streaming(inbox, &exchange, origin, reused, buffer)).await
+        Box::pin(self.attempt_streaming(inbox, &exchange, origin, reused, buffer, judge)).await
     }
 
     /// Forwards the rest of the request body while the response may already be coming.
@@ -249,8 +282,10 @@ impl Exchanging<'_> {
         origin: &Stream,
         reused: bool,
         buffer: &mut Buffer,
+        judge: &Judge<'_>,
     ) -> Attempt {
-        let mut respond = std::pin::pin!(self.respond(exchange, origin, reused, buffer, false));
+        let judge = Judge { may_repeat: false, watch_client: false, ..*judge };
+        let mut respond = std::pin::pin!(self.respond(exchange, origin, reused, buffer, &judge));
         let (attempt, all) = tokio::select! {
             biased;
             attempt = &mut respond => (attempt, false),
@@ -321,8 +356,11 @@ impl Exchanging<'_> {
         origin: &Stream,
         reused: bool,
         buffer: &mut Buffer,
-        watch_client: bool,
+        judge: &Judge<'_>,
     ) -> Attempt {
+        // Until the response begins, or this is given up.
+        let mut owing = judge.conduct.owe();
+        let (mut judged, mut forwarded) = (false, false);
         let failed = |failure| Attempt::OriginFailed { failure, unseen: false };
         // Bytes at the buffer's front that are too few to be judged.
         let mut held = 0;
@@ -330,7 +368,8 @@ impl Exchanging<'_> {
             if exchange.borrow().response_started() {
                 origin.quick_ack();
             }
-            let received = match self.receive(origin, &mut buffer[held..], watch_client).await {
+            let received = match self.receive(origin, &mut buffer[held..], judge.watch_client).await
+            {
                 Ok(received) => received,
                 Err(ClientGone) => return Attempt::ClientGone,
             };
@@ -357,6 +396,20 @@ impl Exchanging<'_> {
                 Err(e) if e.kind() == ErrorKind::TimedOut => return failed(Failure::OriginStalled),
                 Err(_) => return failed(Failure::OriginFailed),
             };
+            if let Some(owing) = owing.take() {
+                owing.answered();
+            }
+            if !judged
+                && let Some(status) = exchange.borrow().status()
+                && !std::mem::replace(&mut judged, true)
+                && judge.conduct.responded(status)
+                && judge.may_repeat
+                && !forwarded
+                && judge.conduct.has_others()
+            {
+                return failed(Failure::Ejected);
+            }
+            forwarded = true;
             self.context.metrics.response_bytes.add(step.forward as u64);
             match step.state {
                 Progress::Done => {

@@ -14,6 +14,9 @@ pub(super) enum Failure {
     OriginFailed,
     /// What the origin sent cannot be the beginning of a response.
     NoResponse,
+    /// The origin had been ejected, and its response was one more reason for that: another one is
+    /// asked.
+    Ejected,
     /// The origin did not begin its response within `origin_stall`.
     OriginStalled,
 }
@@ -47,6 +50,11 @@ impl Failure {
                 "x-broker-unavailable: no_origins\r\nRetry-After: 1",
                 "the service has no origins",
             ),
+            Self::Refused(Refusal::Ejected) => (
+                "503 Service Unavailable",
+                "x-broker-unavailable: panic\r\nRetry-After: 1",
+                "most origins have been ejected",
+            ),
             Self::OriginFailed => (
                 "502 Bad Gateway",
                 "x-broker-unavailable: origin_failed",
@@ -56,6 +64,11 @@ impl Failure {
                 "502 Bad Gateway",
                 "x-broker-unavailable: no_response",
                 "the origin sent something that is not a response",
+            ),
+            Self::Ejected => (
+                "503 Service Unavailable",
+                "x-broker-unavailable: ejected",
+                "the origin has been ejected",
             ),
             Self::OriginStalled => (
                 "504 Gateway Timeout",

@@ -15,6 +15,7 @@ use super::{EvictReason, OriginMetrics};
 use crate::datapath::steering::SteeredOrigin;
 use crate::datapath::{ConnectionCounters, Endpoint, KernelCounters};
 use crate::fleet;
+use crate::origin::outlier;
 
 /// Version of the snapshot's layout; grows whenever a field changes its meaning or goes away.
 pub const SNAPSHOT_VERSION: u32 = 1;
@@ -202,6 +203,9 @@ pub struct ServiceSnapshot {
     /// Its limits, by their names in the configuration.
     #[serde(default)]
     pub limits: BTreeMap<String, LimitSnapshot>,
+    /// What outlier detection has found, if it is on.
+    #[serde(default)]
+    pub outliers: Option<outlier::Snapshot>,
     /// Who the origins are, and who says so.
     #[serde(default)]
     pub membership: Option<MembershipSnapshot>,

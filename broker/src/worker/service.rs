@@ -19,7 +19,6 @@ use crate::datapath::Datapath;
 use crate::datapath::steering::Steering;
 use crate::net::{Backlog, Listener, Queue, Stream};
 use crate::origin::Chosen;
-use crate::pool::budget::Budget;
 use crate::pool::{self, Pool, Steer, Use};
 use crate::session::{self, Context, Steered};
 use crate::stats::ServiceRecords;
@@ -63,7 +62,7 @@ impl Service {
         config: &config::Service,
         place: Place,
         records: Arc<ServiceRecords>,
-        budget: &Arc<Budget>,
+        shared: &pool::Common,
         common: &Common,
         backlogs: Vec<(Backlog, Via)>,
     ) -> Self {
@@ -89,12 +88,12 @@ impl Service {
         let new_pool = {
             let (settings, environment) = (config.pool.clone(), environment.clone());
             let records = Arc::clone(&records);
-            let budget = Arc::clone(budget);
+            let shared = shared.clone();
             move |origins: &[Chosen]| {
                 let (settings, records) = (settings.clone(), Arc::clone(&records));
                 let (environment, steer) = (environment.clone(), steer.clone());
-                let budget = Arc::clone(&budget);
-                let pool = Pool::new(settings, usage, budget, records, environment, steer);
+                let shared = shared.clone();
+                let pool = Pool::new(settings, usage, shared, records, environment, steer);
                 pool.set_origins(origins);
                 Rc::new(pool)
             }

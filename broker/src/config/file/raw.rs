@@ -26,6 +26,9 @@ pub(super) struct File {
     pub drain_timeout: Option<String>,
     /// Default: the only gateway.
     pub gateway: Option<Gateway>,
+    /// `stdout`, or an absolute path. Default: the last events can be asked for, and none is
+    /// written.
+    pub event_log: Option<String>,
     /// At least one.
     #[serde(default)]
     pub service: Vec<Service>,

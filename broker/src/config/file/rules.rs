@@ -24,6 +24,7 @@ use super::{Problem, address, raw};
 use crate::config::{
     Affinity, Config, Intercept, OpaqueReuse, PoolConfig, Protocol, Route, Service, Steer,
 };
+use crate::events::Target;
 
 const ADMIN_SOCKET: &str = "/run/broker/admin.sock";
 /// `sockaddr_un` has room for 108 bytes, the last one being NUL.
@@ -60,6 +61,7 @@ pub(super) fn validate(file: raw::File) -> Result<Config, Vec<Problem>> {
         Duration::ZERO,
     );
     let gateway = file.gateway.map(|raw| gateway::gateway(&mut check, raw)).unwrap_or_default();
+    let event_log = event_log(&mut check, file.event_log.as_deref());
     if file.service.is_empty() {
         check.broken("service", "", "at least one [[service]] is needed");
     }
@@ -76,9 +78,22 @@ pub(super) fn validate(file: raw::File) -> Result<Config, Vec<Problem>> {
         intercept_from_netns,
         heartbeat_age_max,
         drain_timeout,
+        event_log,
         gateway,
         services,
     })
+}
+
+fn event_log(check: &mut Checker, text: Option<&str>) -> Target {
+    match text {
+        None => Target::Memory,
+        Some("stdout") => Target::Stdout,
+        Some(path) if Path::new(path).is_absolute() => Target::File(path.into()),
+        Some(other) => {
+            check.broken("event_log", quoted(other), "must be \"stdout\" or an absolute path");
+            Target::Memory
+        }
+    }
 }
 
 fn default_workers() -> NonZeroUsize {

@@ -1,0 +1,311 @@
+//! Why clients of a service fail, from two snapshots a moment apart, in the order of diagnosis.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::{Paint, Style};
+use crate::stats::{ServiceSnapshot, Snapshot};
+
+/// How much a finding explains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Weight {
+    /// Clients fail, or wait, because of this, now.
+    Cause,
+    /// It may soon, or it made them fail before.
+    Notable,
+    /// It was looked at, and is in order.
+    Fine,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Which: `limit`, `outlier`, `membership`, `subset`, `origin` or `clients`.
+    pub layer: &'static str,
+    /// How much it explains.
+    pub weight: Weight,
+    /// What was seen.
+    pub evidence: String,
+    /// The setting to look at, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub setting: Option<String>,
+}
+
+/// Looks at a service in the order of diagnosis: is it reached, does a limit stop it, were origins
+/// ejected, is there nobody left to ask, do the origins themselves fail? `None` if there is no such
+/// service.
+#[must_use]
+pub fn explain(service: &str, before: &Snapshot, now: &Snapshot) -> Option<Vec<Finding>> {
+    let find = |snapshot: &Snapshot| snapshot.services.iter().find(|s| s.name == service).cloned();
+    let now_service = find(now)?;
+    let before_service = find(before).unwrap_or_else(|| now_service.clone());
+    let both = Both { before: &before_service, now: &now_service };
+    let mut findings = Vec::new();
+    clients(now, &both, &mut findings);
+    limits(&both, &mut findings);
+    outliers(&both, &mut findings);
+    membership(&both, &mut findings);
+    origins(&both, &mut findings);
+    Some(findings)
+}
+
+/// The same service, a moment apart.
+struct Both<'a> {
+    before: &'a ServiceSnapshot,
+    now: &'a ServiceSnapshot,
+}
+
+impl Both<'_> {
+    /// How much a counter has grown meanwhile.
+    fn rise(&self, counter: impl Fn(&ServiceSnapshot) -> u64) -> u64 {
+        counter(self.now).saturating_sub(counter(self.before))
+    }
+}
+
+fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
+    let datapath = &now.datapath;
+    let left = datapath.left_stale_heartbeat;
+    if both.now.clients == 0 {
+        findings.push(Finding {
+            layer: "clients",
+            weight: Weight::Cause,
+            evidence: format!(
+                "no client has come since the start: {} connections were rewritten, {} left alone \
+                 for another cgroup, {} for another network namespace",
+                datapath.rewritten, datapath.left_other_cgroup, datapath.left_other_netns
+            ),
+            setting: Some("listen, intercept, cgroups, intercept_from_netns".to_owned()),
+        });
+    } else {
+        let evidence = format!(
+            "{} clients so far, {} open, {} exchanges",
+            both.now.clients, both.now.clients_open, both.now.exchanges
+        );
+        findings.push(Finding { layer: "clients", weight: Weight::Fine, evidence, setting: None });
+    }
+    if left > 0 {
+        findings.push(Finding {
+            layer: "clients",
+            weight: Weight::Notable,
+            evidence: format!("{left} connections went directly because a worker was not alive"),
+            setting: Some("heartbeat_age_max".to_owned()),
+        });
+    }
+    let unknown = both.rise(|s| s.destination_unknown);
+    if unknown > 0 {
+        findings.push(Finding {
+            layer: "clients",
+            weight: Weight::Cause,
+            evidence: format!(
+                "{unknown} connections just now without a record of what was dialled"
+            ),
+            setting: None,
+        });
+    }
+}
+
+fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
+    type Value = fn(&ServiceSnapshot) -> u64;
+    let refused: [(&str, Value, &str); 3] = [
+        ("max_pending", |s| s.queue_overflow, "refused because too many were waiting"),
+        ("max_requests", |s| s.request_overflow, "refused because too many were under way"),
+        ("queue_timeout", |s| s.queue_timed_out, "refused because they waited too long"),
+    ];
+    let mut fine = true;
+    for (name, counter, what) in refused {
+        let (rise, total) = (both.rise(counter), counter(both.now));
+        if total == 0 {
+            continue;
+        }
+        fine = false;
+        findings.push(Finding {
+            layer: "limit",
+            weight: if rise > 0 { Weight::Cause } else { Weight::Notable },
+            evidence: format!("{rise} exchanges just now, {total} so far, {what}"),
+            setting: Some(match name {
+                "queue_timeout" => "pool.queue_timeout, limits.max_connections".to_owned(),
+                limit => format!("limits.{limit}"),
+            }),
+        });
+    }
+    for (name, limit) in &both.now.limits {
+        let overflows = limit.overflow - both.before.limits.get(name).map_or(0, |b| b.overflow);
+        if limit.used >= limit.max {
+            fine = false;
+            findings.push(Finding {
+                layer: "limit",
+                weight: Weight::Cause,
+                evidence: format!(
+                    "{name} is reached: {} of {}, {overflows} times in the way just now",
+                    limit.used, limit.max
+                ),
+                setting: Some(format!("limits.{name}")),
+            });
+        }
+    }
+    if fine {
+        let used = both.now.limits.iter().map(|(name, l)| format!("{name} {}/{}", l.used, l.max));
+        let evidence = format!("no limit is reached: {}", used.collect::<Vec<_>>().join(", "));
+        findings.push(Finding { layer: "limit", weight: Weight::Fine, evidence, setting: None });
+    }
+}
+
+fn outliers(both: &Both<'_>, findings: &mut Vec<Finding>) {
+    let Some(outliers) = &both.now.outliers else { return };
+    let ejected: Vec<_> = outliers.origins.iter().filter(|o| o.ejected_for_ms.is_some()).collect();
+    for origin in &ejected {
+        findings.push(Finding {
+            layer: "outlier",
+            weight: Weight::Notable,
+            evidence: format!(
+                "{} is ejected for another {} s, for the {}. time",
+                origin.address,
+                origin.ejected_for_ms.unwrap_or(0).div_ceil(1000),
+                origin.ejections
+            ),
+            setting: Some("outlier; `broker events` tells by which detector".to_owned()),
+        });
+    }
+    let all = outliers.origins.len();
+    if !ejected.is_empty() && ejected.len() == all {
+        findings.push(Finding {
+            layer: "outlier",
+            weight: Weight::Cause,
+            evidence: format!("all {all} origins are ejected"),
+            setting: Some("outlier.max_ejection_percent, panic.threshold".to_owned()),
+        });
+    } else if ejected.is_empty() {
+        let evidence = format!("none of {all} origins is ejected");
+        findings.push(Finding { layer: "outlier", weight: Weight::Fine, evidence, setting: None });
+    }
+    if outliers.overflow > 0 {
+        findings.push(Finding {
+            layer: "outlier",
+            weight: Weight::Notable,
+            evidence: format!(
+                "{} ejections were withheld because as many as allowed were ejected already",
+                outliers.overflow
+            ),
+            setting: Some("outlier.max_ejection_percent".to_owned()),
+        });
+    }
+}
+
+fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
+    let Some(membership) = &both.now.membership else { return };
+    if let Some(error) = &membership.error {
+        findings.push(Finding {
+            layer: "membership",
+            weight: if membership.used == 0 { Weight::Cause } else { Weight::Notable },
+            evidence: format!("the source ({}) is not in order: {error}", membership.source),
+            setting: Some("discovery".to_owned()),
+        });
+    }
+    if membership.used == 0 {
+        findings.push(Finding {
+            layer: "membership",
+            weight: Weight::Cause,
+            evidence: format!("no origin is in use, of {} members", membership.members),
+            setting: Some("discovery.on_empty, origins".to_owned()),
+        });
+        return;
+    }
+    let unhealthy = membership.healthy < membership.members;
+    let evidence = format!(
+        "{} of {} members are used, {} healthy, priority {}",
+        membership.used, membership.members, membership.healthy, membership.priority
+    );
+    let weight = if unhealthy { Weight::Notable } else { Weight::Fine };
+    findings.push(Finding { layer: "membership", weight, evidence, setting: None });
+    if membership.widened > 0 {
+        findings.push(Finding {
+            layer: "subset",
+            weight: Weight::Notable,
+            evidence: format!(
+                "{} origins are used in place of others of the subset",
+                membership.widened
+            ),
+            setting: Some("subset.size, subset.min_healthy".to_owned()),
+        });
+    }
+}
+
+fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
+    let mut fine = true;
+    let unreachable = both.rise(|s| s.unreachable);
+    if unreachable > 0 {
+        fine = false;
+        findings.push(Finding {
+            layer: "origin",
+            weight: Weight::Cause,
+            evidence: format!("{unreachable} exchanges just now found no origin to connect to"),
+            setting: None,
+        });
+    }
+    for origin in &both.now.origins {
+        let before = both.before.origins.iter().find(|o| o.address == origin.address);
+        let dials: [(&str, u64, u64); 3] = [
+            ("refused", origin.dial_refused, before.map_or(0, |b| b.dial_refused)),
+            ("timed out", origin.dial_timed_out, before.map_or(0, |b| b.dial_timed_out)),
+            ("failed", origin.dial_failed, before.map_or(0, |b| b.dial_failed)),
+        ];
+        for (how, total, earlier) in dials.into_iter().filter(|(_, total, _)| *total > 0) {
+            fine = false;
+            let rise = total.saturating_sub(earlier);
+            findings.push(Finding {
+                layer: "origin",
+                weight: if rise > 0 { Weight::Cause } else { Weight::Notable },
+                evidence: format!(
+                    "{}: {rise} connections just now, {total} so far, {how}",
+                    origin.address
+                ),
+                setting: (how == "timed out").then(|| "pool.connect_timeout".to_owned()),
+            });
+        }
+    }
+    let failed = both.rise(|s| s.origin_failed);
+    if both.now.origin_failed > 0 {
+        fine = false;
+        findings.push(Finding {
+            layer: "origin",
+            weight: if failed > 0 { Weight::Cause } else { Weight::Notable },
+            evidence: format!(
+                "{failed} exchanges just now, {} so far, were failed by their origin: reset, ended or \
+                 stalled, and could not be repeated",
+                both.now.origin_failed
+            ),
+            setting: Some("timeouts.origin_stall".to_owned()),
+        });
+    }
+    if fine {
+        let evidence = format!("{} origins, all answer", both.now.origins.len());
+        findings.push(Finding { layer: "origin", weight: Weight::Fine, evidence, setting: None });
+    }
+}
+
+/// The findings as text.
+#[must_use]
+pub fn render(service: &str, findings: &[Finding], style: Style) -> String {
+    let mut out = format!("{}\n", style.paint(Paint::Bold, service));
+    for finding in findings {
+        let (mark, paint) = match finding.weight {
+            Weight::Cause => ("CAUSE", Paint::Bad),
+            Weight::Notable => ("note", Paint::Warn),
+            Weight::Fine => ("ok", Paint::Dim),
+        };
+        // Writing to a String cannot fail.
+        write!(out, "  {:<6}{:<12}{}", style.paint(paint, mark), finding.layer, finding.evidence)
+            .ok();
+        if let Some(setting) = &finding.setting {
+            write!(out, "  [{setting}]").ok();
+        }
+        out.push('\n');
+    }
+    let causes = findings.iter().any(|f| f.weight == Weight::Cause);
+    if !causes {
+        out.push_str("  nothing here makes clients fail now\n");
+    }
+    out
+}
