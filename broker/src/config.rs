@@ -6,6 +6,7 @@
 pub mod discovery;
 pub mod file;
 pub mod gateway;
+pub mod health;
 pub mod outlier;
 pub mod subset;
 
@@ -69,6 +70,8 @@ pub struct Service {
     pub discovery: Option<discovery::Discovery>,
     /// Which of the members this gateway uses; `None` for all. Only for [`Route::Balance`].
     pub subset: Option<subset::Subset>,
+    /// How origins are checked, if they are; only for [`Route::Balance`].
+    pub health_check: Option<health::HealthCheck>,
     /// Pool settings, per worker and origin.
     pub pool: PoolConfig,
     /// What there may be of everything, of all workers together.

@@ -18,6 +18,7 @@ pub mod session;
 
 pub mod boundary;
 pub mod fleet;
+pub mod health;
 pub mod membership;
 pub mod origin;
 pub mod pool;

@@ -412,6 +412,21 @@ fn tcp_socket(peer_or_local: SocketAddr) -> io::Result<Socket> {
     )
 }
 
+/// A socket to connect to an origin with, marked as the broker's own in `datapath`.
+pub fn own_socket(origin: SocketAddr, datapath: &dyn Datapath) -> io::Result<Socket> {
+    let socket = tcp_socket(origin)?;
+    datapath.own(socket.as_fd())?;
+    socket.set_tcp_nodelay(true)?;
+    Ok(socket)
+}
+
+/// Refuses a connection that has its own other end: to a dead origin of this host on an ephemeral
+/// port, TCP's simultaneous open connects a socket to itself, and its client would read its own
+/// request.
+pub fn refuse_itself(local: SocketAddr, origin: SocketAddr) -> io::Result<()> {
+    if local == origin { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
+}
+
 /// Opens a connection to an origin, marked as the broker's own in `datapath`.
 pub async fn dial(
     origin: SocketAddr,
@@ -419,9 +434,7 @@ pub async fn dial(
     timeout: Duration,
     datapath: &dyn Datapath,
 ) -> io::Result<Stream> {
-    let socket = tcp_socket(origin)?;
-    datapath.own(socket.as_fd())?;
-    socket.set_tcp_nodelay(true)?;
+    let socket = own_socket(origin, datapath)?;
     if let Some(keepalive) = keepalive {
         socket.set_tcp_keepalive(
             &TcpKeepalive::new()
@@ -447,10 +460,6 @@ pub async fn dial(
     tokio::time::timeout(timeout, connected)
         .await
         .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))?;
-    // A dead origin of this host on an ephemeral port: TCP's simultaneous open has connected the
-    // socket to itself, and its client would read its own request.
-    if stream.local_addr()? == origin {
-        return Err(ErrorKind::ConnectionRefused.into());
-    }
+    refuse_itself(stream.local_addr()?, origin)?;
     Ok(stream)
 }

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub use histogram::Histogram;
 pub use registry::{Registry, ServiceRecords};
 pub use snapshot::{
-    DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, GatewaySnapshot, HostCounters,
-    LimitSnapshot, MembershipSnapshot, OriginSnapshot, OriginTotals, Process, SNAPSHOT_VERSION,
-    ServiceSnapshot, Snapshot, SnapshotError, SteeredSnapshot,
+    DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, GatewaySnapshot, HealthSnapshot,
+    HostCounters, LimitSnapshot, MembershipSnapshot, OriginSnapshot, OriginTotals, Process,
+    SNAPSHOT_VERSION, ServiceSnapshot, Snapshot, SnapshotError, SteeredSnapshot,
 };
 
 use crate::boundary::CloseReason;

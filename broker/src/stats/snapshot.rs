@@ -157,6 +157,25 @@ pub struct MembershipSnapshot {
     pub priority: u32,
 }
 
+/// What the health checks of one origin have shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthSnapshot {
+    /// `unknown`, `healthy`, `degraded` or `unhealthy`.
+    pub state: String,
+    /// For how long.
+    pub state_ms: u64,
+    /// Whether the last check passed.
+    pub passing: bool,
+    /// Checks in a row that ended like the last one: passed or failed.
+    pub consecutive: u32,
+    /// Checks that have ended.
+    pub checks: u64,
+    /// Those of them that failed.
+    pub failures: u64,
+    /// Why the last check failed, or could not be made.
+    pub last_error: Option<String>,
+}
+
 /// One service, summed over the workers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServiceSnapshot {

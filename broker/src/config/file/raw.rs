@@ -110,6 +110,8 @@ pub(super) struct Service {
     pub discovery: Option<Discovery>,
     /// Default: all members are used.
     pub subset: Option<Subset>,
+    /// Default: origins are not checked; those that cannot be connected to are found by trying.
+    pub health_check: Option<HealthCheck>,
     #[serde(default)]
     pub pool: Pool,
     #[serde(default)]
@@ -243,6 +245,44 @@ pub(super) struct Subset {
     pub zone_max: Option<usize>,
     /// Default half of `size`: what is left would otherwise have to bear twice its share.
     pub min_healthy: Option<usize>,
+}
+
+/// `[service.health_check]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HealthCheck {
+    /// No default: what proves that an origin is healthy is for the operator to say.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// http only. No default: many origins answer `/` with work.
+    pub path: Option<String>,
+    /// http only. Default: the name of the service, as Envoy sends that of its cluster.
+    pub host: Option<String>,
+    /// http only. Default `GET`.
+    pub method: Option<String>,
+    /// http only. Default `["200"]`, as in Envoy.
+    pub expected_statuses: Option<Vec<String>>,
+    /// http only. Default: none; as in Envoy, another status is an answer and needs no second one.
+    pub retriable_statuses: Option<Vec<String>>,
+    /// http only. Default `true`: a check in five seconds should not cost a handshake.
+    pub reuse_connection: Option<bool>,
+    /// Default 5 s: three failures show within 15 s, and a fleet of 100 gateways costs an origin
+    /// 20 requests a second.
+    pub interval: Option<String>,
+    /// Default 10: gateways that were started together drift apart.
+    pub interval_jitter_percent: Option<u32>,
+    /// Default: `interval`.
+    pub unhealthy_interval: Option<String>,
+    /// Default 1 s, at most `interval`: a path that is asked this often should be quick.
+    pub timeout: Option<String>,
+    /// Default 3: two lost packets in a row happen.
+    pub unhealthy_threshold: Option<u32>,
+    /// Default 2: one success may be luck.
+    pub healthy_threshold: Option<u32>,
+    /// Default `healthy`: clients that come while the daemon starts would be refused otherwise.
+    pub initial: Option<String>,
+    /// Default `true`, as in Envoy.
+    pub successful_active_health_check_uneject_host: Option<bool>,
 }
 
 /// `[service.pool]`: per worker and origin.

@@ -6,6 +6,7 @@
 mod check;
 mod discovery;
 mod gateway;
+mod health;
 mod outlier;
 mod pool;
 mod subset;
@@ -149,6 +150,8 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     let discovery = raw.discovery.and_then(|table| discovery::discovery(check, &raw.name, table));
     let outlier = raw.outlier.map(|raw| outlier::outlier(check, &raw, route));
     let panic = outlier::panic(check, &raw.panic);
+    let health_check =
+        raw.health_check.and_then(|table| health::health_check(check, &table, &raw.name, route));
     Service {
         name: raw.name,
         listen,
@@ -160,6 +163,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         origins,
         discovery,
         subset,
+        health_check,
         pool,
         limits,
         timeouts,

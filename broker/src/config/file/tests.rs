@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::discovery::{Dns, Eds, EdsApi, Families, Kubernetes, Port, Records, Source};
 use crate::config::gateway::{Etcd, Gateway, Index};
+use crate::config::health::{Initial, Kind};
 use crate::config::outlier::{Outlier, Panic};
 use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Route};
 
@@ -496,6 +497,11 @@ fn the_example_is_valid_and_tells_the_defaults() {
     assert_eq!((&web.outlier, web.panic), (&Some(of_two), Panic::default()));
     let dialled = parsed(&intercepting("[\"origins\"]", "route = \"dialled\""));
     assert_eq!(example.services[1].route, dialled.services[0].route);
+    let health =
+        |config: &Config, service: usize| format!("{:?}", config.services[service].health_check);
+    let table = "[service.health_check]\ntype = \"http\"\npath = \"/healthz\"";
+    let default = parsed(&format!("{MINIMAL}{table}").replace("web", "discovered"));
+    assert_eq!(health(&example, 3), health(&default, 0));
     let netns = text.replace("# intercept_from_netns", "intercept_from_netns");
     assert!(parsed(&netns).intercept_from_netns.is_some());
 }
@@ -791,6 +797,102 @@ fn subset() {
         &subset("algorithm = \"maglev\"\nsize = 3"),
         &[
             "service \"web\": subset.algorithm = \"maglev\": must be \"kronecker\" or \"ring\" or \"off\"",
+        ],
+    );
+}
+
+#[test]
+fn health_checks() {
+    let checked = |keys: &str| {
+        let text = format!("{MINIMAL}[service.health_check]\n{keys}");
+        parsed(&text).services.remove(0).health_check.expect("a health check")
+    };
+    let found = checked("type = \"tcp\"");
+    assert!(matches!(found.kind, Kind::Tcp));
+    assert_eq!((found.unhealthy_threshold.get(), found.healthy_threshold.get()), (3, 2));
+    assert_eq!((found.interval, found.timeout), (Duration::from_secs(5), Duration::from_secs(1)));
+    assert_eq!((found.unhealthy_interval, found.initial), (found.interval, Initial::Healthy));
+    assert!(found.successful_active_health_check_uneject_host);
+
+    let found = checked(
+        "type = \"http\"\npath = \"/up?full\"\nmethod = \"HEAD\"\nhost = \"a.example:80\"\n\
+         expected_statuses = [\"200-299\", \"404\"]\nretriable_statuses = [\"503\"]\n\
+         reuse_connection = false\ninterval = \"500ms\"\nunhealthy_interval = \"1m\"\n\
+         interval_jitter_percent = 0\ninitial = \"unhealthy\"\nhealthy_threshold = 1\n\
+         successful_active_health_check_uneject_host = false",
+    );
+    assert_eq!(found.timeout, found.interval, "lowering the interval alone is no mistake");
+    assert_eq!((found.healthy_threshold.get(), found.initial), (1, Initial::Unhealthy));
+    assert!(!found.successful_active_health_check_uneject_host);
+    let Kind::Http(http) = found.kind else { panic!("{found:?}") };
+    assert_eq!((http.method.as_str(), http.path.as_str()), ("HEAD", "/up?full"));
+    assert_eq!((http.host.as_bytes(), http.reuse_connection), (&b"a.example:80"[..], false));
+    assert_eq!(http.expected_statuses, [200..=299, 404..=404]);
+    assert_eq!(http.retriable_statuses, [503..=503]);
+}
+
+#[test]
+fn health_check_rules() {
+    let check_keys = |keys: &str, expected: &[&str]| {
+        check_keys(&format!("[service.health_check]\n{keys}"), expected);
+    };
+    check_keys("", &["service \"web\": health_check.type: must be \"tcp\" or \"http\""]);
+    check_keys(
+        "type = \"http\"",
+        &[
+            "service \"web\": health_check.path: must be a path such as \"/healthz\", as it stands in a request",
+        ],
+    );
+    for path in ["", "healthz", "/a b", "/a#b", "/\u{e4}", "http://a/b"] {
+        let rule = "must be a path such as \"/healthz\", as it stands in a request";
+        let problem = format!("service \"web\": health_check.path = {path:?}: {rule}");
+        check_keys(&format!("type = \"http\"\npath = {path:?}"), &[&problem]);
+    }
+    check_keys(
+        "type = \"http\"\npath = \"/\"\nhost = \"a b\"\nmethod = \"POST\"\nexpected_statuses = []",
+        &[
+            "service \"web\": health_check.method = \"POST\": must be \"GET\" or \"HEAD\"",
+            "service \"web\": health_check.host = \"a b\": must be a host as in a request, such as \"www.example.com\"",
+            "service \"web\": health_check.expected_statuses = []: must not be empty: no answer would ever do",
+        ],
+    );
+    for status in ["20x", "199", "600", "299-200", "200-", "-", "100-299"] {
+        let rule =
+            "must be a status or a range of them, such as \"204\" or \"200-299\", within 200-599";
+        for key in ["expected_statuses", "retriable_statuses"] {
+            let problem = format!("service \"web\": health_check.{key} = {status:?}: {rule}");
+            check_keys(
+                &format!("type = \"http\"\npath = \"/\"\n{key} = [\"200\", {status:?}]"),
+                &[&problem],
+            );
+        }
+    }
+    check_keys(
+        "type = \"tcp\"\npath = \"/\"\nreuse_connection = true",
+        &[
+            "service \"web\": health_check.path = \"/\": belongs to type = \"http\"",
+            "service \"web\": health_check.reuse_connection = true: belongs to type = \"http\"",
+        ],
+    );
+    check_keys(
+        "type = \"tcp\"\ntimeout = \"6s\"\nunhealthy_interval = \"1ms\"\nunhealthy_threshold = 0\n\
+         interval_jitter_percent = 101\ninitial = \"degraded\"",
+        &[
+            "service \"web\": health_check.timeout = \"6s\": must not be longer than health_check.interval (5s)",
+            "service \"web\": health_check.unhealthy_interval = \"1ms\": must be at least 100ms",
+            "service \"web\": health_check.unhealthy_threshold = 0: must be 1..=4294967295",
+            "service \"web\": health_check.interval_jitter_percent = 101: must be 0..=100",
+            "service \"web\": health_check.initial = \"degraded\": must be \"healthy\" or \"unhealthy\"",
+        ],
+    );
+    let dialled = intercepting(
+        "[\"origins\"]",
+        "route = \"dialled\"\n[service.health_check]\ntype = \"tcp\"",
+    );
+    check(
+        &dialled,
+        &[
+            "service \"i\": health_check: belongs to route = \"balance\"; a dialled origin has no other in its place",
         ],
     );
 }
