@@ -1,9 +1,10 @@
-//! What subsets of origins would do, worked out before anybody depends on them; and, in
-//! [`outliers`], what outlier detection would.
+//! What subsets of origins would do, worked out before anybody depends on them; in [`outliers`],
+//! what outlier detection would; and in [`churn`], what idle pools save.
 //!
 //! The daemon's own algorithms run here, for a whole fleet and through changes of its membership,
 //! beside others that are in use. `broker sim` shows the result.
 
+pub mod churn;
 mod contender;
 mod measure;
 pub mod outliers;

@@ -34,7 +34,7 @@ use crate::session::Stop;
 use crate::stats::Registry;
 
 /// How often pools are looked after and the heartbeat is sent.
-const TICK: Duration = Duration::from_millis(100);
+pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// Pause after a failed `accept`: out of descriptors or memory, which does not pass at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

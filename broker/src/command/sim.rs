@@ -1,5 +1,6 @@
-//! `broker sim`: what subsets of origins, and outlier detection, would do.
+//! `broker sim`: what subsets of origins, outlier detection, and pools would do.
 
+pub mod churn;
 pub mod outliers;
 
 use std::fs;
@@ -39,6 +40,8 @@ pub enum Question {
     Size(SizeArgs),
     /// What outlier detection would do to a fleet in trouble.
     Outliers(outliers::Args),
+    /// What idle pools save: the daemon's own, under a schedule of requests, in virtual time.
+    Churn(churn::Args),
 }
 
 /// Arguments of the comparison.
@@ -138,6 +141,7 @@ pub fn run(args: &Args, style: Style, out: &mut impl Write) -> anyhow::Result<()
         None => compare(&args.compare, style, out),
         Some(Question::Size(args)) => size(*args, style, out),
         Some(Question::Outliers(args)) => outliers::run(args, style, out),
+        Some(Question::Churn(args)) => churn::run(args, style, out),
     }
 }
 
@@ -324,6 +328,23 @@ one origin leaves (10.0.0.0:8080)
                 "size --origins 5 --lose 1 --need 1 --eps 0",
                 "'0' for '--eps <NUMBER>': must be more",
             ),
+            (
+                "churn --rate 0",
+                "'0' for '--rate <NUMBER>': must be a number of requests per second",
+            ),
+            ("churn --idle-ttl soon", "'soon' for '--idle-ttl <TIME>': must be a time such as"),
+            ("churn --origin-idle 0s", "'0s' for '--origin-idle <TIME>': must be a time such as"),
+            ("churn --workers 1,0", "'0' for '--workers <N>': 0 is not in 1..=256"),
+            ("churn --spread even", "'even' for '--spread <HOW>'"),
+            (
+                "churn --rate 1e6",
+                "--rate 1000000: must give 1 to 1000000 requests in --duration 3m, not 180000000",
+            ),
+            ("churn --rate 0.001 --duration 1s", "--rate 0.001: must give 1 to 1000000 requests"),
+            (
+                "churn --workers 1,200 --origins 100",
+                "--workers 200: must be at most 100, so that with --origins 100 there are at most 10000",
+            ),
         ] {
             let error = output(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
@@ -363,5 +384,57 @@ one origin leaves (10.0.0.0:8080)
         assert_eq!((&json["any"], &json["racks"]["size"]), (&400.into(), &4.into()));
         let shown = output("size --origins 10 --lose 9 --need 0.5").unwrap();
         assert!(shown.starts_with("no subset is large enough"), "{shown}");
+    }
+
+    #[test]
+    fn churn_as_text_and_as_json() {
+        let line = "churn --rate 20 --duration 1m --origins 3 --workers 1,4 --origin-idle 5s";
+        let shown = output(line).unwrap();
+        for part in [
+            "at random, under way for 100ms on average: 2 at once",
+            "\nwithout pools and with them (4 workers)\n",
+            "\nidle_ttl against the gap between requests",
+            "\none pool for all, or one for each worker\n",
+            "\nwhat to configure\n  [service.pool]\n",
+        ] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        assert_eq!(output(line).unwrap(), shown, "the same seed gives the same output");
+        let json: serde_json::Value =
+            serde_json::from_str(&output(&format!("{line} --json")).unwrap()).unwrap();
+        assert_eq!((&json["version"], &json["workers"]), (&1.into(), &4.into()));
+        assert_eq!(json["setup"]["origin_idle_us"], 5_000_000);
+        assert_eq!(json["setup"]["spreads"], serde_json::json!(["random", "round-robin"]));
+        assert_eq!(json["gap_us"], 600_000);
+        let off = &json["pooling"][0]["outcome"];
+        assert_eq!(off["created"], off["requests"]);
+        let closed = off["evicted"]["idle_overflow"].as_u64().unwrap();
+        assert_eq!(closed + off["open_at_end"].as_u64().unwrap(), off["created"].as_u64().unwrap());
+        for (table, rows, key) in [
+            ("pooling", 2, "max_idle"),
+            ("idle_ttl", 11, "gap_to_idle_ttl"),
+            ("shared", 3, "max_idle_for_as_much"),
+            ("prewarm", 5, "prewarm"),
+        ] {
+            let table = json[table].as_array().unwrap();
+            assert_eq!(table.len(), rows, "{key}");
+            assert!(table.iter().all(|row| row.get(key).is_some()), "{key}");
+        }
+        assert!(json["advice"]["idle_ttl_us"].is_u64());
+    }
+
+    #[test]
+    fn churn_of_nearly_nothing() {
+        for line in [
+            "--rate 0.02 --seed 3",
+            "--rate 5 --max-idle 0",
+            "--rate 5 --max-requests 1",
+            "--rate 5 --idle-ttl 1ms --max-lifetime 1ms",
+            "--rate 5 --service-time 1h --service fixed --arrivals regular",
+        ] {
+            let shown =
+                output(&format!("churn --duration 1m --origins 2 --workers 1,2 {line}")).unwrap();
+            assert!(!shown.contains("NaN") && !shown.contains("inf"), "{line}: {shown}");
+        }
     }
 }

@@ -126,7 +126,7 @@ impl<S> IdleList<S> {
 }
 
 /// When a socket that is idle since `since` expires.
-pub(super) fn expiry(life: &Life, since: Instant, idle_ttl: Duration) -> Instant {
+pub(crate) fn expiry(life: &Life, since: Instant, idle_ttl: Duration) -> Instant {
     let ttl = match life.origin_idle {
         Some(idle) => idle_ttl.min(idle.saturating_sub(ORIGIN_IDLE_MARGIN)),
         None => idle_ttl,

@@ -1,5 +1,6 @@
 //! `broker sim`: the comparison and the sizes as text, and the ring as a picture.
 
+pub mod churn;
 pub mod outliers;
 mod svg;
 
