@@ -262,6 +262,7 @@ impl Pool {
         for origin in &*shared.current() {
             origin.sweep(now);
         }
+        shared.hear_kernel();
         shared.look_at_ejections(now);
         if shared.closing.get().is_none() {
             shared.prewarm(now);
@@ -497,6 +498,14 @@ impl Shared {
         if watch.record(host, outcome, now, &mut *self.environment.rng.borrow_mut()) {
             self.look_at_ejections(now);
             self.budget.call_all();
+        }
+    }
+
+    /// What the kernel carries counts as well.
+    fn hear_kernel(&self) {
+        let Some(watch) = &self.watch else { return };
+        for host in self.current().iter().filter_map(|origin| origin.watched.as_ref()) {
+            watch.hear_kernel(host);
         }
     }
 

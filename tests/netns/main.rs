@@ -15,6 +15,7 @@ mod eds;
 mod failure;
 mod fleet;
 mod framing;
+mod health;
 mod hostile;
 mod idle;
 mod intercept;

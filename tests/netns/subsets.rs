@@ -96,7 +96,10 @@ fn a_removal_moves_what_was_predicted(subset: &str, algorithm: Algorithm) {
     let before = predicted(rules, &all);
     assert_eq!(fleet.used(), before);
     let covered: BTreeSet<_> = before.iter().flatten().collect();
-    assert_eq!(covered.len(), usize::from(ORIGINS), "the union covers all origins: {before:?}");
+    // Chance may leave one out, unless a band forbids it.
+    if subset.contains("band") {
+        assert_eq!(covered.len(), usize::from(ORIGINS), "all origins are covered: {before:?}");
+    }
     // Sockets: each worker's own, towards each origin of the subset, and no others.
     let sockets = GATEWAYS as usize * SIZE * WORKERS * PREWARM;
     let established = || usize::try_from(fleet.lab.origin_counters().established()).unwrap();

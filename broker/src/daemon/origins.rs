@@ -4,24 +4,27 @@
 //! gateway uses; and that list into a channel that every worker reads.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use crate::clock;
 use crate::config::discovery::Discovery;
+use crate::config::health::HealthCheck;
 use crate::config::subset::Subset;
 use crate::config::{Config, Service};
 use crate::datapath::Datapath;
 use crate::events::{EventLog, ServiceEvent, What};
 use crate::fleet;
+use crate::health::{self, Checks};
 use crate::membership::gather::Gather;
-use crate::membership::{self, Feed, Latest, Member, Membership};
+use crate::membership::{self, Feed, Health, Latest, Member, Membership};
 use crate::origin::Chosen;
 use crate::origin::choice::{Choice, Ranking};
 use crate::origin::panic::Eligible;
-use crate::origin::watch::unix_ms;
+use crate::origin::watch::{Watch, unix_ms};
 use crate::pool;
 use crate::stats::{MembershipSnapshot, Registry};
 
@@ -47,6 +50,9 @@ struct Followed {
     source: &'static str,
     discovery: Option<Discovery>,
     subset: Option<Subset>,
+    health_check: Option<HealthCheck>,
+    /// What the health checks have found.
+    checks: Arc<Mutex<Arc<Checks>>>,
     /// The members that the configuration names.
     configured: Arc<Membership>,
     /// What the source says.
@@ -96,11 +102,16 @@ impl Origins {
                 Gather::new(service.latest.clone(), debounce, debounce_max, on_empty)
             });
             // What the configuration names, all of it, is what workers start with.
-            if gather.is_none() && service.subset.is_none() {
+            let checked = service
+                .health_check
+                .as_ref()
+                .map(|settings| Checked::start(settings, Arc::clone(datapath), &service.checks));
+            if gather.is_none() && service.subset.is_none() && checked.is_none() {
                 continue;
             }
             first_choices.push((service, service.chosen.subscribe()));
-            let follow = Arc::clone(service).follow(gather, identity.clone(), Arc::clone(registry));
+            let follow =
+                Arc::clone(service).follow(gather, checked, identity.clone(), Arc::clone(registry));
             tokio::spawn(follow);
         }
         let all = async {
@@ -126,6 +137,70 @@ impl Origins {
     pub(super) fn snapshot(&self, service: usize) -> Option<MembershipSnapshot> {
         self.services.get(service).map(|service| service.snapshot())
     }
+}
+
+/// The health checks of a service.
+struct Checked {
+    settings: HealthCheck,
+    origins: watch::Sender<Arc<[SocketAddr]>>,
+    results: watch::Receiver<Arc<Checks>>,
+    /// For the statistics.
+    shown: Arc<Mutex<Arc<Checks>>>,
+    /// When each origin's last check passed that the outlier detection has heard of.
+    passed: HashMap<SocketAddr, Instant>,
+}
+
+impl Checked {
+    fn start(
+        settings: &HealthCheck,
+        datapath: Arc<dyn Datapath>,
+        shown: &Arc<Mutex<Arc<Checks>>>,
+    ) -> Self {
+        let (origins, list) = watch::channel(Arc::default());
+        Self {
+            settings: settings.clone(),
+            origins,
+            results: health::start(settings, list, datapath),
+            shown: Arc::clone(shown),
+            passed: HashMap::new(),
+        }
+    }
+
+    /// Checks those that may be used, and passes on what was found.
+    fn follow(&mut self, ranking: &Ranking, watch: Option<&Watch>) {
+        let candidates: Arc<[SocketAddr]> = ranking.candidates().collect();
+        self.origins.send_if_modified(|origins| {
+            let changed = *origins != candidates;
+            *origins = candidates;
+            changed
+        });
+        let found = Arc::clone(&self.results.borrow_and_update());
+        for (&origin, checked) in &*found {
+            let Some(at) = checked.passed_at else { continue };
+            if self.passed.insert(origin, at) != Some(at)
+                && let Some(watch) = watch
+                && let Some(host) = watch.host(origin)
+            {
+                watch.tell(host.health_check_succeeded(clock::now()).as_slice());
+            }
+        }
+        self.passed.retain(|origin, _| found.contains_key(origin));
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+
+    fn health(&self, member: &Member) -> Health {
+        health::of(member, &self.results.borrow(), self.settings.initial)
+    }
+}
+
+/// The next results of health checks; never, if there are none.
+async fn result(checked: &mut Option<Checked>) {
+    if let Some(checked) = checked
+        && checked.results.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// The next list of a source; never, if there is no source.
@@ -174,6 +249,8 @@ impl Followed {
             source,
             discovery: config.discovery.clone(),
             subset: config.subset,
+            health_check: config.health_check.clone(),
+            checks: Arc::default(),
             configured: Arc::new(members),
             feed,
             latest,
@@ -190,6 +267,7 @@ impl Followed {
     async fn follow(
         self: Arc<Self>,
         mut gather: Option<Gather>,
+        mut checked: Option<Checked>,
         mut identity: watch::Receiver<fleet::Status>,
         registry: Arc<Registry>,
     ) {
@@ -208,11 +286,19 @@ impl Followed {
                     Err(_) => return,
                 }
             }
+            if let Some(checked) = &mut checked {
+                checked.follow(&ranking, self.common.watch.as_deref());
+            }
             let failing = registry.failing(self.position);
-            self.set(ranking.choose(|origin| failing.contains(&origin)));
+            let is_failing = |origin| failing.contains(&origin);
+            self.set(ranking.choose(is_failing, |member| match &checked {
+                Some(checked) => checked.health(member),
+                None => member.health,
+            }));
             tokio::select! {
                 Some(next) = next(&mut gather) => members = next,
                 () = change(&mut identity) => {}
+                () = result(&mut checked) => {}
                 _ = look.tick() => {}
             }
         }
@@ -313,6 +399,11 @@ impl Followed {
             subset: self.subset.map(|subset| subset.size as u64),
             widened: state.choice.widened as u64,
             priority: state.choice.priority,
+            checks: {
+                let now = clock::now();
+                let checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+                checks.iter().map(|(origin, c)| (origin.to_string(), c.snapshot(now))).collect()
+            },
         }
     }
 }

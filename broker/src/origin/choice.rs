@@ -72,19 +72,31 @@ impl Ranking {
         Arc::ptr_eq(&self.membership, membership) && self.identity == identity
     }
 
-    /// Chooses. `is_failing` tells those that cannot be connected to.
+    /// Those that may be used: the subset, and as many again of those that may have to take the
+    /// place of others.
+    pub fn candidates(&self) -> impl Iterator<Item = SocketAddr> {
+        let members = self.membership.members();
+        self.order.iter().take(2 * self.size).map(|&at| members[at].address)
+    }
+
+    /// Chooses. `is_failing` tells those that cannot be connected to, `health` how a member is: what
+    /// its source says, or whoever knows better.
     ///
     /// Unhealthy members are used only when there are no others at all: that an origin is down may
     /// be wrong, that nobody is served would be certain. Degraded ones are used when no healthy one
     /// is left.
     #[must_use]
-    pub fn choose(&self, is_failing: impl Fn(SocketAddr) -> bool) -> Choice {
+    pub fn choose(
+        &self,
+        is_failing: impl Fn(SocketAddr) -> bool,
+        health: impl Fn(&Member) -> Health,
+    ) -> Choice {
         let members = self.membership.members();
         let in_order: Vec<&Member> = self.order.iter().map(|&at| &members[at]).collect();
         let connects = |m: &Member| !is_failing(m.address);
         // The best health that any of them has; what is worse is left out.
-        let bar = in_order.iter().map(|m| m.health).min().unwrap_or_default();
-        let usable = |m: &&&Member| m.health <= bar;
+        let bar = in_order.iter().map(|m| health(m)).min().unwrap_or_default();
+        let usable = |m: &&&Member| health(m) <= bar;
         let (first, rest) = in_order.split_at(self.size);
         // Those that cannot be connected to stay: they are tried again and again, and that is how
         // it is found out that they are back.
@@ -96,7 +108,7 @@ impl Ranking {
         chosen.extend(next);
         Choice {
             members: in_order.len(),
-            healthy: in_order.iter().filter(|m| m.health == Health::Healthy).count(),
+            healthy: in_order.iter().filter(|m| health(m) == Health::Healthy).count(),
             priority: self.priority,
             widened: chosen.len() - before,
             origins: chosen
@@ -145,7 +157,7 @@ mod tests {
         let membership = Arc::new(Membership::new(members.to_vec()));
         let ranking = Ranking::new(membership, subset, Some(Identity { index: 0, gateways: 4 }));
         let is_failing = |a| failing.iter().any(|&last| a == address(last));
-        let choice = ranking.choose(is_failing);
+        let choice = ranking.choose(is_failing, |member| member.health);
         let last = |chosen: &Chosen| match chosen.address {
             SocketAddr::V4(v4) => v4.ip().octets()[3],
             SocketAddr::V6(_) => 0,

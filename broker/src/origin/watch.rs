@@ -1,7 +1,8 @@
 //! What the workers and the control thread tell of origins, and what follows from it at once.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rand::Rng;
@@ -10,22 +11,33 @@ use super::outlier::{Cluster, Event, Host, Outcome, Snapshot};
 use super::panic::{self, Eligible, Hosts};
 use crate::clock;
 use crate::config::outlier::{Outlier, Panic};
+use crate::datapath::steering::Steering;
 use crate::events::EventLog;
 
 /// Outlier detection of one service, for all workers.
-#[derive(Debug)]
 pub struct Watch {
     service: String,
     cluster: Cluster,
     panic: Panic,
     log: Arc<EventLog>,
+    /// What the kernel carries to each origin.
+    kernel: Mutex<HashMap<SocketAddr, Vec<Carries>>>,
+}
+
+/// What the kernel carries to an origin for one worker.
+struct Carries {
+    steering: Arc<Steering>,
+    group: usize,
+    /// Exchanges completed, and under way, that the host has heard of.
+    told: (u64, u64),
 }
 
 impl Watch {
     /// Nobody is watched yet.
     #[must_use]
     pub fn new(service: String, outlier: Outlier, panic: Panic, log: Arc<EventLog>) -> Self {
-        Self { service, cluster: Cluster::new(outlier, clock::now()), panic, log }
+        let cluster = Cluster::new(outlier, clock::now());
+        Self { service, cluster, panic, log, kernel: Mutex::default() }
     }
 
     /// The cluster, for the control thread.
@@ -40,8 +52,41 @@ impl Watch {
         self.cluster.host(origin)
     }
 
+    /// The kernel counts in this group what it carries to an origin for one worker.
+    pub fn carries(&self, origin: SocketAddr, steering: &Arc<Steering>, group: usize) {
+        let steering = Arc::clone(steering);
+        let told = steering.progress(group);
+        self.lock().entry(origin).or_default().push(Carries { steering, group, told });
+    }
+
+    /// It no longer does.
+    pub fn carries_no_more(&self, origin: SocketAddr, group: usize) {
+        let mut kernel = self.lock();
+        if let Some(carried) = kernel.get_mut(&origin) {
+            carried.retain(|carries| carries.group != group);
+            if carried.is_empty() {
+                kernel.remove(&origin);
+            }
+        }
+    }
+
+    /// Tells a host what the kernel has carried to it meanwhile, for all workers.
+    pub fn hear_kernel(&self, host: &Host) {
+        for carries in self.lock().get_mut(&host.address()).into_iter().flatten() {
+            let (completed, active) = carries.steering.progress(carries.group);
+            let (before, was_active) = std::mem::replace(&mut carries.told, (completed, active));
+            host.record_carried(u32::try_from(completed.wrapping_sub(before)).unwrap_or(0));
+            let change = active.cast_signed().wrapping_sub(was_active.cast_signed());
+            host.add_owed(i32::try_from(change).unwrap_or(0));
+        }
+    }
+
     /// Counts an outcome. Answers whether anything changed for anybody, which is rare.
     pub fn record(&self, host: &Host, outcome: Outcome, now: Instant, rng: &mut impl Rng) -> bool {
+        // Failures in a row are such only if the kernel has carried nothing in between.
+        if !matches!(outcome, Outcome::Response(..500) | Outcome::Accepted) {
+            self.hear_kernel(host);
+        }
         self.tell(&host.record(outcome, now, rng))
     }
 
@@ -70,6 +115,12 @@ impl Watch {
     #[must_use]
     pub fn ejected_of(&self) -> (usize, usize) {
         self.cluster.ejected_of()
+    }
+
+    /// Behind the lock are counts of counts: a panic elsewhere leaves nothing that would be worse
+    /// than none.
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Vec<Carries>>> {
+        self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For statistics.

@@ -48,9 +48,6 @@ pub(super) struct Origin {
     ejections: Cell<u32>,
     /// Whether the kernel may begin exchanges there, as far as ejections go.
     available: Cell<bool>,
-    /// Exchanges that the kernel had carried, and those that were under way there, when that was
-    /// last told to whoever watches.
-    carried: Cell<(u64, u64)>,
     budget: Arc<Budget>,
 }
 
@@ -149,7 +146,6 @@ impl Origin {
     /// Follows an ejection, or the end of one.
     pub(super) fn look_at_ejection(&self, now: Instant, panic: bool) {
         let Some(host) = &self.watched else { return };
-        self.tell_carried(host);
         if self.ejections.replace(host.ejections()) != host.ejections() {
             self.close_idle(EvictReason::Ejected);
         }
@@ -157,16 +153,6 @@ impl Origin {
         if self.available.replace(available) != available {
             self.publish();
         }
-    }
-
-    /// What the kernel does counts as well.
-    fn tell_carried(&self, host: &outlier::Host) {
-        let Some(stock) = &self.stock else { return };
-        let (completed, active) = stock.carried();
-        let (before, was_active) = self.carried.replace((completed, active));
-        host.record_carried(u32::try_from(completed.wrapping_sub(before)).unwrap_or(0));
-        let change = active.cast_signed() - was_active.cast_signed();
-        host.add_owed(i32::try_from(change).unwrap_or(0));
     }
 
     fn set_leaving(&self, leaving: bool) {
@@ -264,7 +250,9 @@ impl Origins {
         let stock = self.steer.as_ref().and_then(|steer| Stock::new(steer, place));
         metrics.set_group(stock.as_ref().map(Stock::group));
         let watched = self.common.watch.as_ref().and_then(|watch| watch.host(address));
-        let stock_carried = stock.as_ref().map_or((0, 0), Stock::carried);
+        if let (Some(watch), Some(stock)) = (&self.common.watch, &stock) {
+            watch.carries(address, stock.steering(), stock.group());
+        }
         let origin = Rc::new(Origin {
             place,
             address,
@@ -282,7 +270,6 @@ impl Origins {
             ejections: Cell::new(watched.as_ref().map_or(0, |host| host.ejections())),
             watched,
             available: Cell::new(true),
-            carried: Cell::new(stock_carried),
             budget: Arc::clone(&self.common.budget),
         });
         self.places[place] = Some(Rc::clone(&origin));
@@ -297,6 +284,9 @@ impl Origins {
             let Some(origin) = place.take_if(gone) else { continue };
             origin.metrics.set_group(None);
             if let Some(stock) = &origin.stock {
+                if let Some(watch) = &self.common.watch {
+                    watch.carries_no_more(origin.address, stock.group());
+                }
                 self.records.keep_carried(&origin.metrics, &stock.take_carried());
             }
             self.records.forget(origin.address);

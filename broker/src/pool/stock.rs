@@ -141,9 +141,9 @@ impl Stock {
         self.group
     }
 
-    /// How many exchanges the kernel has completed here, and how many are under way.
-    pub(super) fn carried(&self) -> (u64, u64) {
-        self.steer.steering.progress(self.group)
+    /// The memory that it shares with the kernel.
+    pub(super) fn steering(&self) -> &Arc<Steering> {
+        &self.steer.steering
     }
 
     /// Takes what was counted for an origin that has left.

@@ -212,6 +212,15 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
         });
         return;
     }
+    for (origin, check) in membership.checks.iter().filter(|(_, check)| !check.passing) {
+        let error = check.last_error.as_deref().unwrap_or("not checked yet");
+        findings.push(Finding {
+            layer: "membership",
+            weight: Weight::Notable,
+            evidence: format!("{origin}: health check: {error} ({} in a row)", check.consecutive),
+            setting: Some("health_check".to_owned()),
+        });
+    }
     let unhealthy = membership.healthy < membership.members;
     let evidence = format!(
         "{} of {} members are used, {} healthy, priority {}",

@@ -97,7 +97,11 @@ impl Registry {
                 Protocol::Http1 { .. } => "http1",
                 Protocol::Opaque { .. } => "opaque",
             },
-            origins: service.origins.clone(),
+            // Of a subset only those that are used are shown.
+            origins: match service.subset {
+                None => service.origins.clone(),
+                Some(_) => Vec::new(),
+            },
             workers: Mutex::default(),
         });
         Self { services: services.collect() }

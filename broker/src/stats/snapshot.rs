@@ -155,6 +155,9 @@ pub struct MembershipSnapshot {
     pub widened: u64,
     /// The priority level in use.
     pub priority: u32,
+    /// What health checks have found, by origin.
+    #[serde(default)]
+    pub checks: BTreeMap<String, HealthSnapshot>,
 }
 
 /// What the health checks of one origin have shown.
