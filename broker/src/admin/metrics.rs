@@ -114,6 +114,7 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
         }
     }
     limits(text, services);
+    outliers(text, services);
     members(text, services);
     let by_reason: [(&str, &str, Reasons); 2] = [
         (
@@ -142,6 +143,34 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
                 text.sample(name, &labels, value(service));
             }
         }
+    }
+}
+
+fn outliers(text: &mut Text, services: &[ServiceSnapshot]) {
+    let all = || services.iter().filter_map(|s| Some((&*s.name, s.outliers.as_ref()?)));
+    let name = "broker_origins_ejected";
+    text.family(name, "gauge", "Origins that outlier detection has taken out.");
+    for (service, outliers) in all() {
+        text.sample(name, &[("service", service)], outliers.ejected);
+    }
+    let name = "broker_outliers_detected_total";
+    text.family(name, "counter", "Outliers noticed, ejected or not.");
+    for (service, outliers) in all() {
+        for (detector, count) in &outliers.detected {
+            text.sample(name, &[("service", service), ("detector", detector)], count);
+        }
+    }
+    let name = "broker_ejections_total";
+    text.family(name, "counter", "Outliers that were ejected, or demoted.");
+    for (service, outliers) in all() {
+        for (detector, count) in &outliers.enforced {
+            text.sample(name, &[("service", service), ("detector", detector)], count);
+        }
+    }
+    let name = "broker_ejections_overflow_total";
+    text.family(name, "counter", "Outliers not ejected because as many as allowed were.");
+    for (service, outliers) in all() {
+        text.sample(name, &[("service", service)], outliers.overflow);
     }
 }
 

@@ -28,8 +28,6 @@ pub struct HealthCheck {
     pub healthy_threshold: NonZeroU32,
     /// What an origin counts as until its first check has ended.
     pub initial: Initial,
-    /// Whether a successful check brings an origin back that outlier detection has ejected.
-    pub successful_active_health_check_uneject_host: bool,
 }
 
 /// What is tried.

@@ -37,7 +37,6 @@ pub(super) fn settings(kind: Kind) -> HealthCheck {
         unhealthy_threshold: NonZeroU32::new(3).expect("a threshold"),
         healthy_threshold: NonZeroU32::new(2).expect("a threshold"),
         initial: Initial::Healthy,
-        successful_active_health_check_uneject_host: true,
     }
 }
 

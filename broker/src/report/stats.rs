@@ -144,6 +144,13 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
         out.push_str(INDENT);
         line(&mut out, &style.paint(Paint::Bad, &full.join(", ")));
     }
+    let ejected = service.outliers.iter().flat_map(|outliers| &outliers.origins);
+    for origin in ejected {
+        let Some(left) = origin.ejected_for_ms else { continue };
+        out.push_str(INDENT);
+        let text = format!("{} is ejected for another {}", origin.address, millis(left));
+        line(&mut out, &style.paint(Paint::Bad, &text));
+    }
     let not_steered: Vec<_> = service.not_steered.iter().map(|(why, n)| (&**why, *n)).collect();
     if !not_steered.is_empty() {
         out.push_str(INDENT);

@@ -281,8 +281,6 @@ pub(super) struct HealthCheck {
     pub healthy_threshold: Option<u32>,
     /// Default `healthy`: clients that come while the daemon starts would be refused otherwise.
     pub initial: Option<String>,
-    /// Default `true`, as in Envoy.
-    pub successful_active_health_check_uneject_host: Option<bool>,
 }
 
 /// `[service.pool]`: per worker and origin.

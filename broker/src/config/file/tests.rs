@@ -812,18 +812,15 @@ fn health_checks() {
     assert_eq!((found.unhealthy_threshold.get(), found.healthy_threshold.get()), (3, 2));
     assert_eq!((found.interval, found.timeout), (Duration::from_secs(5), Duration::from_secs(1)));
     assert_eq!((found.unhealthy_interval, found.initial), (found.interval, Initial::Healthy));
-    assert!(found.successful_active_health_check_uneject_host);
 
     let found = checked(
         "type = \"http\"\npath = \"/up?full\"\nmethod = \"HEAD\"\nhost = \"a.example:80\"\n\
          expected_statuses = [\"200-299\", \"404\"]\nretriable_statuses = [\"503\"]\n\
          reuse_connection = false\ninterval = \"500ms\"\nunhealthy_interval = \"1m\"\n\
-         interval_jitter_percent = 0\ninitial = \"unhealthy\"\nhealthy_threshold = 1\n\
-         successful_active_health_check_uneject_host = false",
+         interval_jitter_percent = 0\ninitial = \"unhealthy\"\nhealthy_threshold = 1",
     );
     assert_eq!(found.timeout, found.interval, "lowering the interval alone is no mistake");
     assert_eq!((found.healthy_threshold.get(), found.initial), (1, Initial::Unhealthy));
-    assert!(!found.successful_active_health_check_uneject_host);
     let Kind::Http(http) = found.kind else { panic!("{found:?}") };
     assert_eq!((http.method.as_str(), http.path.as_str()), ("HEAD", "/up?full"));
     assert_eq!((http.host.as_bytes(), http.reuse_connection), (&b"a.example:80"[..], false));

@@ -94,9 +94,6 @@ pub(super) fn health_check(
         unhealthy_threshold,
         healthy_threshold,
         initial: initial?,
-        successful_active_health_check_uneject_host: raw
-            .successful_active_health_check_uneject_host
-            .unwrap_or(true),
     })
 }
 
