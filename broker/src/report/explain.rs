@@ -318,3 +318,98 @@ pub fn render(service: &str, findings: &[Finding], style: Style) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file::parse;
+    use crate::datapath::steering::Carried;
+    use crate::origin::outlier::{HostSnapshot, Snapshot as Outliers};
+    use crate::stats::{HostCounters, LimitSnapshot, MembershipSnapshot, Process, Registry};
+
+    /// A daemon whose service is in order.
+    fn snapshot() -> Snapshot {
+        let config = parse(
+            "[[service]]\nname = \"web\"\nprotocol = \"http1\"\nlisten = [\"127.0.0.1:1\"]\n\
+             origins = [\"10.0.0.1:80\", \"10.0.0.2:80\"]",
+            "f",
+        );
+        let registry = Registry::new(&config.unwrap_or_else(|e| panic!("{e}")));
+        let process = Process { now_unix_ms: 0, uptime_ms: 1000, workers: 1 };
+        let services = registry.services(&Carried::default());
+        let mut snapshot =
+            Snapshot::assemble(process, services, Err("test"), HostCounters::default());
+        let service = &mut snapshot.services[0];
+        service.clients = 7;
+        let limit = LimitSnapshot { max: 10, used: 3, overflow: 0 };
+        service.limits.insert("max_connections".to_owned(), limit);
+        service.membership =
+            Some(MembershipSnapshot { members: 2, healthy: 2, used: 2, ..Default::default() });
+        snapshot
+    }
+
+    /// The layers that are causes, after something has happened to the service.
+    fn causes(happens: impl Fn(&mut ServiceSnapshot)) -> Vec<(&'static str, String)> {
+        let before = snapshot();
+        let mut now = snapshot();
+        happens(&mut now.services[0]);
+        let findings = explain("web", &before, &now).unwrap();
+        let causes = findings.into_iter().filter(|f| f.weight == Weight::Cause);
+        causes.map(|f| (f.layer, f.evidence)).collect()
+    }
+
+    fn layers(happens: impl Fn(&mut ServiceSnapshot)) -> Vec<&'static str> {
+        causes(happens).into_iter().map(|(layer, _)| layer).collect()
+    }
+
+    fn ejected(service: &mut ServiceSnapshot, count: usize) {
+        let host = |last: usize| HostSnapshot {
+            address: format!("10.0.0.{}:80", last + 1).parse().unwrap(),
+            ejected_for_ms: (last < count).then_some(30_000),
+            ejections: 1,
+            multiplier: 1,
+            share: 100,
+            success_rate: None,
+            owed: 0,
+        };
+        service.outliers =
+            Some(Outliers { origins: (0..2).map(host).collect(), ..Outliers::default() });
+    }
+
+    #[test]
+    fn each_incident_is_found_where_it_is() {
+        assert!(layers(|_| {}).is_empty(), "all is well");
+        assert_eq!(layers(|s| s.clients = 0), ["clients"]);
+        assert_eq!(layers(|s| s.queue_overflow = 3), ["limit"]);
+        assert_eq!(layers(|s| s.request_overflow = 3), ["limit"]);
+        assert_eq!(layers(|s| s.limits.get_mut("max_connections").unwrap().used = 10), ["limit"]);
+        assert_eq!(layers(|s| ejected(s, 2)), ["outlier"]);
+        assert!(layers(|s| ejected(s, 1)).is_empty(), "the other one serves");
+        assert_eq!(layers(|s| s.membership.as_mut().unwrap().used = 0), ["membership"]);
+        assert_eq!(layers(|s| s.origins[1].dial_refused = 4), ["origin"]);
+        assert_eq!(layers(|s| s.origin_failed = 4), ["origin"]);
+        assert_eq!(layers(|s| s.unreachable = 4), ["origin"]);
+    }
+
+    #[test]
+    fn what_is_over_is_no_cause() {
+        let mut before = snapshot();
+        before.services[0].queue_overflow = 3;
+        let findings = explain("web", &before, &before).unwrap();
+        let limit = findings.iter().find(|f| f.layer == "limit").unwrap();
+        assert_eq!(limit.weight, Weight::Notable, "{limit:?}");
+        assert!(explain("wbe", &before, &before).is_none());
+    }
+
+    #[test]
+    fn picture() {
+        let mut now = snapshot();
+        now.services[0].queue_overflow = 3;
+        ejected(&mut now.services[0], 1);
+        let findings = explain("web", &snapshot(), &now).unwrap();
+        let text = render("web", &findings, Style::PLAIN);
+        assert!(text.contains("CAUSE limit"), "{text}");
+        assert!(text.contains("[limits.max_pending]"), "{text}");
+        assert!(text.contains("10.0.0.1:80 is ejected for another 30 s"), "{text}");
+    }
+}
