@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -24,6 +24,7 @@ use crate::membership::{self, Feed, Health, Latest, Member, Membership};
 use crate::origin::Chosen;
 use crate::origin::choice::{Choice, Ranking};
 use crate::origin::panic::Eligible;
+use crate::origin::subset::{Algorithm, ring};
 use crate::origin::watch::{Watch, unix_ms};
 use crate::pool;
 use crate::stats::{MembershipSnapshot, Registry};
@@ -38,6 +39,9 @@ const LOOK_AT_LIMITS: Duration = Duration::from_millis(100);
 /// but its clients wait for it, and ours reach the origins directly meanwhile.
 const FIRST_LIST: Duration = Duration::from_secs(5);
 
+/// How long the start waits for this gateway's index.
+const FIRST_IDENTITY: Duration = Duration::from_secs(3);
+
 /// The origins of all services.
 pub(super) struct Origins {
     services: Vec<Arc<Followed>>,
@@ -51,6 +55,10 @@ struct Followed {
     discovery: Option<Discovery>,
     subset: Option<Subset>,
     health_check: Option<HealthCheck>,
+    /// Most idle sockets of all workers to one origin.
+    idle_max: usize,
+    /// Which gateway this is, once that is being found out.
+    identity: OnceLock<watch::Receiver<fleet::Status>>,
     /// What the health checks have found.
     checks: Arc<Mutex<Arc<Checks>>>,
     /// The members that the configuration names.
@@ -74,7 +82,8 @@ impl Origins {
     pub(super) fn new(config: &Config, common: &[pool::Common], events: &Arc<EventLog>) -> Self {
         let services = config.services.iter().zip(common).enumerate();
         let followed = |(position, (service, common))| {
-            Arc::new(Followed::new(position, service, common, events))
+            let workers = config.workers.get();
+            Arc::new(Followed::new(position, service, workers, common, events))
         };
         Self { services: services.map(followed).collect() }
     }
@@ -92,8 +101,12 @@ impl Origins {
         registry: &Arc<Registry>,
         identity: &watch::Receiver<fleet::Status>,
     ) {
+        if self.services.iter().any(|service| service.subset.is_some()) {
+            wait_for(identity).await;
+        }
         let mut first_choices = Vec::new();
         for service in &self.services {
+            service.identity.set(identity.clone()).ok();
             tokio::spawn(Arc::clone(service).look_after());
             let gather = service.discovery.as_ref().map(|discovery| {
                 let source = membership::source(&discovery.source, datapath);
@@ -101,11 +114,11 @@ impl Origins {
                 let Discovery { debounce, debounce_max, on_empty, .. } = *discovery;
                 Gather::new(service.latest.clone(), debounce, debounce_max, on_empty)
             });
-            // What the configuration names, all of it, is what workers start with.
             let checked = service
                 .health_check
                 .as_ref()
                 .map(|settings| Checked::start(settings, Arc::clone(datapath), &service.checks));
+            // What the configuration names, all of it, is what workers start with.
             if gather.is_none() && service.subset.is_none() && checked.is_none() {
                 continue;
             }
@@ -136,6 +149,19 @@ impl Origins {
     /// What the statistics say of a service.
     pub(super) fn snapshot(&self, service: usize) -> Option<MembershipSnapshot> {
         self.services.get(service).map(|service| service.snapshot())
+    }
+}
+
+/// Waits until it is known which gateway this is: the sockets of another one's subset would be opened
+/// for nothing.
+async fn wait_for(identity: &watch::Receiver<fleet::Status>) {
+    let mut identity = identity.clone();
+    let known = identity.wait_for(|status| status.identity.is_some());
+    if tokio::time::timeout(FIRST_IDENTITY, known).await.is_err() {
+        tracing::warn!(
+            "this gateway's index is not known yet; until it is, its subsets are those of a gateway \
+             that nobody reckons with"
+        );
     }
 }
 
@@ -222,6 +248,7 @@ impl Followed {
     fn new(
         position: usize,
         config: &Service,
+        workers: usize,
         common: &pool::Common,
         events: &Arc<EventLog>,
     ) -> Self {
@@ -250,6 +277,8 @@ impl Followed {
             discovery: config.discovery.clone(),
             subset: config.subset,
             health_check: config.health_check.clone(),
+            idle_max: config.pool.max_idle * workers,
+            identity: OnceLock::new(),
             checks: Arc::default(),
             configured: Arc::new(members),
             feed,
@@ -383,6 +412,13 @@ impl Followed {
         }
     }
 
+    /// Where this gateway is on the ring, if there is one.
+    fn ring_position(&self) -> Option<f64> {
+        let on_ring = self.subset.is_some_and(|s| s.rules.algorithm == Algorithm::Ring);
+        let identity = self.identity.get()?.borrow().identity?;
+        on_ring.then(|| ring::position(identity.index) as f64 / 2f64.powi(64))
+    }
+
     fn snapshot(&self) -> MembershipSnapshot {
         let latest = self.latest.borrow();
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -397,6 +433,8 @@ impl Followed {
             healthy: state.choice.healthy as u64,
             used: state.choice.origins.len() as u64,
             subset: self.subset.map(|subset| subset.size as u64),
+            ring_position: self.ring_position(),
+            idle_max: (self.idle_max * state.choice.origins.len()) as u64,
             widened: state.choice.widened as u64,
             priority: state.choice.priority,
             checks: {

@@ -185,6 +185,10 @@ fn membership(membership: &MembershipSnapshot) -> Option<String> {
     let mut text = format!("{used} of {members} members used, {healthy} healthy");
     if let Some(size) = membership.subset {
         append(&mut text, format_args!(", subset of {size}"));
+        if let Some(position) = membership.ring_position {
+            append(&mut text, format_args!(" at {position:.3} of the ring"));
+        }
+        append(&mut text, format_args!(", at most {} idle sockets", count(membership.idle_max)));
     }
     if *widened > 0 {
         append(&mut text, format_args!(", {widened} in place of others"));

@@ -128,7 +128,7 @@ pub struct LimitSnapshot {
 }
 
 /// Who the origins of a service are, and who says so.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MembershipSnapshot {
     /// `static`, or the kind of its source.
     pub source: String,
@@ -151,6 +151,12 @@ pub struct MembershipSnapshot {
     /// How many of them are in the subset of this gateway; `None` if it uses all.
     #[serde(default)]
     pub subset: Option<u64>,
+    /// Where on the ring this gateway's arc begins, in 0..1; `None` without a ring.
+    #[serde(default)]
+    pub ring_position: Option<f64>,
+    /// Most idle sockets that there can be: workers times origins used times `pool.max_idle`.
+    #[serde(default)]
+    pub idle_max: u64,
     /// How many of them only because others are not healthy.
     pub widened: u64,
     /// The priority level in use.
