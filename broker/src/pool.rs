@@ -34,7 +34,7 @@ use tokio::task::AbortHandle;
 pub use lease::{Conduct, Lease};
 pub use stock::{Steer, TakenOver};
 
-use self::budget::{Budget, PendingPermit};
+use self::budget::{Budget, GIVE_WAY_AFTER, PendingPermit};
 use self::connection::{Connection, IdleEvents};
 use self::idle::Life;
 use self::origin::{Origin, Origins};
@@ -127,6 +127,8 @@ struct Shared {
     closing: Cell<Option<EvictReason>>,
     /// A task is about to look after patient waiters.
     look_arranged: Cell<bool>,
+    /// Other workers are about to be asked for connections.
+    plea_arranged: Cell<bool>,
     /// The kernel must leave idle sockets to those who wait.
     reserved: Cell<bool>,
 }
@@ -164,6 +166,7 @@ impl Pool {
             events: Arc::default(),
             closing: Cell::new(None),
             look_arranged: Cell::new(false),
+            plea_arranged: Cell::new(false),
             reserved: Cell::new(false),
         });
         let pool = Rc::clone(&shared);
@@ -574,7 +577,7 @@ impl Shared {
     }
 
     /// Says how many connections the others have to give up for those who wait here.
-    fn want(&self) {
+    fn want(self: &Rc<Self>) {
         let waiters = self.waiters.borrow();
         let dialling: usize = self.current().iter().map(|o| o.dialling.get()).sum();
         let since = waiters.front().map_or_else(clock::now, |first| first.since);
@@ -584,13 +587,24 @@ impl Shared {
             && !origins.iter().any(|o| self.can_dial(o, now));
         let wanted = if helped { waiters.len().saturating_sub(dialling) } else { 0 };
         self.budget.want(self.environment.worker, wanted, since);
+        if wanted > 0 && !self.plea_arranged.replace(true) {
+            let pool = Rc::downgrade(self);
+            let due = (since + GIVE_WAY_AFTER).max(now + DIAL_AFTER);
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep_until(due.into()).await;
+                let Some(pool) = pool.upgrade() else { return };
+                pool.plea_arranged.set(false);
+                pool.budget.plead(pool.environment.worker);
+                pool.dial_for_waiters(None);
+            });
+        }
     }
 
     /// Others have given up connections, or want some.
     fn look_at_budget(self: &Rc<Self>) {
         self.look_at_ejections(clock::now());
         while self.waiters.borrow().is_empty()
-            && self.budget.others_want(self.environment.worker)
+            && self.budget.others_go_first(self.environment.worker, clock::now())
             && let Some((connection, origin)) = self.take_idle()
         {
             if !self.budget.promise(self.environment.worker) {
@@ -605,12 +619,8 @@ impl Shared {
     /// Whether a connection that comes back is to be given up for another worker's exchanges.
     fn gives_way(&self) -> bool {
         let worker = self.environment.worker;
-        if !self.budget.others_want(worker) {
-            return false;
-        }
-        let ours = self.waiters.borrow().front().map(|first| first.since);
-        ours.is_none_or(|since| self.budget.others_go_first(worker, since))
-            && self.budget.promise(worker)
+        let ours = self.waiters.borrow().front().map_or_else(clock::now, |first| first.since);
+        self.budget.others_go_first(worker, ours) && self.budget.promise(worker)
     }
 
     /// Those who wait and cannot be helped by a dial come before whoever the kernel serves next.

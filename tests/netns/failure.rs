@@ -89,9 +89,11 @@ fn without_any_origin_an_opaque_client_is_turned_away_at_once() {
         ..Service::default()
     };
     let _daemon = Daemon::start(&lab, &service.render(&lab)).unwrap();
-    let mut client = Client::connect(&lab.host, listen(&lab)).unwrap();
-    client.send("hello\n").ok();
-    assert!(client.is_closed_within(SOON).unwrap());
+    // It may be turned away before it knows that it is connected.
+    if let Ok(mut client) = Client::connect(&lab.host, listen(&lab)) {
+        client.send("hello\n").ok();
+        assert!(client.is_closed_within(SOON).unwrap());
+    }
 }
 
 #[test]

@@ -25,8 +25,9 @@ use crate::config::Limits;
 use crate::stats::{Counter, LimitSnapshot};
 
 /// Another worker's exchanges go before ours if they have waited for so much longer: giving way
-/// costs a handshake, and where all wait about equally long nobody is better off.
-const GIVE_WAY_AFTER: Duration = Duration::from_millis(20);
+/// costs a handshake, and where all wait about equally long nobody is better off. A connection that
+/// is idle just now is given up for nobody who has waited less.
+pub const GIVE_WAY_AFTER: Duration = Duration::from_millis(20);
 
 /// One number that must not exceed a limit.
 #[derive(Debug)]
@@ -221,22 +222,19 @@ impl Budget {
             (1.., 0) => drop(self.hungry.fetch_sub(1, AcqRel)),
             _ => {}
         }
-        if wanted > before {
-            for (other, seat) in self.seats.iter().enumerate() {
-                if other != worker {
-                    seat.call.notify_one();
-                }
+    }
+
+    /// Has the other workers look whether they can give a connection up.
+    pub fn plead(&self, worker: usize) {
+        for (other, seat) in self.seats.iter().enumerate() {
+            if other != worker {
+                seat.call.notify_one();
             }
         }
     }
 
-    /// Whether another worker lacks a connection; costs one load as long as none does.
-    #[must_use]
-    pub fn others_want(&self, worker: usize) -> bool {
-        self.hungry.load(Acquire) > 0 && self.others(worker).next().is_some()
-    }
-
-    /// Whether another worker's exchanges have waited for much longer than since `ours`.
+    /// Whether another worker's exchanges have waited for much longer than since `ours`; costs one
+    /// load as long as none does.
     #[must_use]
     pub fn others_go_first(&self, worker: usize, ours: Instant) -> bool {
         let ours = self.nanos(ours);
@@ -424,12 +422,11 @@ mod tests {
     fn a_promise_is_made_once() {
         let budget = budget(1, None, 3);
         let now = budget.epoch;
-        assert!(!budget.others_want(0));
+        assert!(!budget.promise(0));
         budget.want(1, 2, now);
-        assert!(budget.others_want(0) && !budget.others_want(1));
+        assert!(!budget.promise(1), "nobody promises anything to itself");
         assert!(budget.promise(0) && budget.promise(2));
         assert!(!budget.promise(0), "two were wanted");
-        assert!(!budget.others_want(0));
         budget.want(1, 0, now);
         assert_eq!(budget.hungry.load(Acquire), 0);
     }
