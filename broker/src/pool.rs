@@ -58,6 +58,10 @@ const SLOW_DIAL: Duration = Duration::from_millis(250);
 /// leases last about this long; dialling at once would open a socket for every ripple of the load.
 const DIAL_AFTER: Duration = Duration::from_millis(2);
 
+/// A worker that has connections asks others for theirs only if its exchanges wait so much longer
+/// than those of a worker that has none: it may just not have had the processor for a while.
+const SHARE_AFTER: Duration = Duration::from_millis(250);
+
 /// Why a checkout gave no socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -580,12 +584,15 @@ impl Shared {
     fn want(self: &Rc<Self>) {
         let waiters = self.waiters.borrow();
         let dialling: usize = self.current().iter().map(|o| o.dialling.get()).sum();
-        let since = waiters.front().map_or_else(clock::now, |first| first.since);
+        let mut since = waiters.front().map_or_else(clock::now, |first| first.since);
         // Whose origins cannot be dialled now is not helped by what others give up.
         let (now, origins) = (clock::now(), self.current());
         let helped = origins.iter().any(|o| self.may_dial(o, now))
             && !origins.iter().any(|o| self.can_dial(o, now));
         let wanted = if helped { waiters.len().saturating_sub(dialling) } else { 0 };
+        if origins.iter().any(|origin| origin.open.get() > 0) {
+            since += SHARE_AFTER;
+        }
         self.budget.want(self.environment.worker, wanted, since);
         if wanted > 0 && !self.plea_arranged.replace(true) {
             let pool = Rc::downgrade(self);
