@@ -70,8 +70,8 @@ fn many_keep_alive_clients_share_sixteen_sockets() {
     assert!(opened <= 4 + 4, "sockets were not kept: {opened} more");
     assert!(after.established() <= 16, "{} sockets", after.established());
     let process = daemon.process();
-    let memory =
-        if cfg!(debug_assertions) { process.heap().unwrap() } else { process.rss().unwrap() };
+    // Its own memory: how much of the program's text is resident says nothing of its clients.
+    let memory = process.heap().unwrap();
     assert!(memory < 30 << 20, "{memory} bytes of memory");
 }
 
