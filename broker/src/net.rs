@@ -260,6 +260,11 @@ impl Stream {
         self.abort.set(abort);
     }
 
+    /// See [`Self::abort_on_close`].
+    pub fn aborts_on_close(&self) -> bool {
+        self.abort.get()
+    }
+
     /// Acknowledges at once what arrives from now on.
     ///
     /// A long-lived connection has left quick-ack mode: the last, partial segment of a response

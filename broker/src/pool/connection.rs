@@ -45,7 +45,7 @@ impl Connection {
     /// Ends the connection, and keeps its permit until the origin has ended it, too.
     pub(super) async fn drain(mut self) {
         if let Some(attached) = self.attached.take() {
-            attached.release();
+            attached.release(&self.stream);
         }
         self.stream.shutdown();
         let ended = async {

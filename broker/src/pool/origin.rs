@@ -89,7 +89,9 @@ impl Origin {
 
     pub(super) fn close(&self, connection: Connection, reason: EvictReason) {
         // Whoever waits for its place would otherwise come to the origin before the end of this one.
-        if reason != EvictReason::Drain && !self.budget.has_room(&self.host) {
+        // What is cut off must not look like an end, though.
+        let drains = reason != EvictReason::Drain && !connection.stream.aborts_on_close();
+        if drains && !self.budget.has_room(&self.host) {
             tokio::task::spawn_local(connection.drain());
         } else {
             drop(connection);
