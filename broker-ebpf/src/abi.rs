@@ -290,6 +290,8 @@ pub struct Offsets {
     pub tcp_copied_seq: u32,
     pub tcp_write_seq: u32,
     pub tcp_bytes_received: u32,
+    pub skb_cb: u32,
+    pub skb_cb_seq: u32,
 }
 
 impl Offsets {
@@ -306,6 +308,8 @@ impl Offsets {
         tcp_copied_seq: UNKNOWN_OFFSET,
         tcp_write_seq: UNKNOWN_OFFSET,
         tcp_bytes_received: UNKNOWN_OFFSET,
+        skb_cb: UNKNOWN_OFFSET,
+        skb_cb_seq: UNKNOWN_OFFSET,
     };
 }
 
@@ -379,11 +383,27 @@ pub struct Slot {
     pub head_only: u8,
     /// 1 if the origin has ended its side.
     pub ended: u8,
+    /// A [`Step`].
+    pub step: u8,
     /// Padding, always 0.
-    pub zero: [u8; 6],
+    pub zero: u8,
+    /// The sequence number of the next byte from the origin, if the programs are in [`Step::In`].
+    pub next_seq: u32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
+
+/// What the programs know of an origin's sequence numbers.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing yet: the socket tells which byte comes first.
+    New = 0,
+    /// They have seen every byte so far.
+    In = 1,
+    /// They cannot tell which bytes these are: nobody gets any more of them.
+    Out = 2,
+}
 
 /// The origin sockets of one worker towards one origin.
 #[repr(C)]
@@ -578,10 +598,14 @@ pub enum Tally {
     Unsolicited = 10,
     /// More bytes came than the response had.
     Surplus = 11,
+    /// A segment came again with more behind it; what had come before was cut off.
+    Repeated = 12,
+    /// A segment could not be placed among the others, and was dropped with all after it.
+    OutOfStep = 13,
 }
 
 /// How many events [`Tally`] names.
-pub const TALLY_COUNT: usize = 12;
+pub const TALLY_COUNT: usize = 14;
 
 /// A destination, as matched against the intercepted prefixes.
 #[repr(C)]

@@ -26,6 +26,19 @@ const ECONNRESET: i32 = 104;
 const ETIMEDOUT: i32 = 110;
 const ECONNREFUSED: i32 = 111;
 
+/// How many bytes at the front of a segment have come before. TCP receives a segment whole if any of
+/// it is new, and cuts off the rest only when it is read (RFC 9293 section 3.10.7.4). `None` if
+/// bytes before the segment are missing.
+#[must_use]
+#[inline(always)]
+pub const fn came_before(next_seq: u32, seq: u32, len: u32) -> Option<u32> {
+    let before = next_seq.wrapping_sub(seq);
+    if before > i32::MAX as u32 {
+        return None;
+    }
+    Some(if before < len { before } else { len })
+}
+
 /// The IPv4-mapped form of an IPv4 address, both in network byte order.
 #[must_use]
 #[inline(always)]
@@ -340,6 +353,17 @@ mod tests {
         assert!(!is_fresh(100, 151, 50));
         assert!(is_fresh(100, 99, 50), "beaten on another CPU after `now` was read");
         assert!(!is_fresh(0, 10, 50), "never");
+    }
+
+    #[test]
+    fn bytes_that_have_come_before_are_counted() {
+        assert_eq!(came_before(1000, 1000, 100), Some(0));
+        assert_eq!(came_before(1000, 940, 100), Some(60));
+        assert_eq!(came_before(1000, 800, 100), Some(100), "all of it");
+        assert_eq!(came_before(1000, 1000, 0), Some(0), "an end");
+        assert_eq!(came_before(1000, 1001, 100), None, "one is missing");
+        assert_eq!(came_before(40, 0_u32.wrapping_sub(20), 100), Some(60), "numbers wrap");
+        assert_eq!(came_before(0_u32.wrapping_sub(20), 40, 100), None);
     }
 
     #[test]

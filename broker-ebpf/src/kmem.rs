@@ -3,13 +3,13 @@
 //! Where an offset is not known the helper must not even be called: a kernel in lockdown refuses
 //! programs that could.
 //!
-//! Programs may not compute with socket pointers, so a pointer is put on the stack and read back
+//! Programs may not compute with such pointers, so one is put on the stack and read back
 //! as a number. The helper checks every address it reads from.
 
 use core::ffi::c_void;
 use core::ptr;
 
-use aya_ebpf::bindings::bpf_sock;
+use aya_ebpf::bindings::{__sk_buff, bpf_sock};
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel;
 use broker_ebpf::abi::UNKNOWN_OFFSET;
 
@@ -71,6 +71,22 @@ pub fn write_seq(sk: *mut bpf_sock) -> Option<u32> {
     of_socket::<u32>(sk, OFFSETS.load().tcp_write_seq)
 }
 
+/// The sequence number of a received segment's first byte, as TCP has noted it.
+#[inline(always)]
+pub fn segment_seq(skb: *mut __sk_buff) -> Option<u32> {
+    let offsets = OFFSETS.load();
+    if offsets.skb_cb == UNKNOWN_OFFSET || offsets.skb_cb_seq == UNKNOWN_OFFSET {
+        return None;
+    }
+    member(address(skb)?, offsets.skb_cb + offsets.skb_cb_seq)
+}
+
+/// The sequence number of the first byte that was received for nobody yet.
+#[inline(always)]
+pub fn copied_seq(sk: *mut bpf_sock) -> Option<u32> {
+    of_socket::<u32>(sk, OFFSETS.load().tcp_copied_seq)
+}
+
 /// A member of the socket itself.
 #[inline(always)]
 fn of_socket<T: Copy + Default>(sk: *mut bpf_sock, offset: u32) -> Option<T> {
@@ -90,11 +106,11 @@ pub fn kept_at(sk: *mut bpf_sock) -> Option<u64> {
 }
 
 #[inline(always)]
-fn address(sk: *mut bpf_sock) -> Option<u64> {
+fn address<T>(structure: *mut T) -> Option<u64> {
     let mut address = 0_u64;
     // SAFETY: both ends are pointer-sized variables on the stack.
     let failed = unsafe {
-        bpf_probe_read_kernel((&raw mut address).cast(), 8, (&raw const sk).cast::<c_void>())
+        bpf_probe_read_kernel((&raw mut address).cast(), 8, (&raw const structure).cast::<c_void>())
     };
     (failed == 0 && address != 0).then_some(address)
 }

@@ -196,6 +196,10 @@ pub struct SteeringCounters {
     pub unsolicited: u64,
     /// Responses with more bytes than they had said.
     pub surplus: u64,
+    /// Segments that came again with more behind them.
+    pub repeated: u64,
+    /// Segments that could not be placed among the others, and were dropped.
+    pub out_of_step: u64,
 }
 
 impl SteeringCounters {
@@ -208,6 +212,8 @@ impl SteeringCounters {
             ("events_lost", self.events_lost),
             ("unsolicited", self.unsolicited),
             ("surplus", self.surplus),
+            ("repeated_segments", self.repeated),
+            ("segments_out_of_step", self.out_of_step),
         ];
         all.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name.to_owned(), n)).collect()
     }

@@ -19,18 +19,58 @@ use tokio::io::unix::AsyncFd;
 /// Has a listener hand out connections only once they have bytes to read (`tcp(7)`,
 /// `TCP_DEFER_ACCEPT`); a silent one comes through after about `seconds`.
 pub(crate) fn defer_accept(listener: BorrowedFd<'_>, seconds: i32) -> io::Result<()> {
-    const LENGTH: libc::socklen_t = 4;
-    // SAFETY: the value points to a c_int that is 4 bytes long and lives across the call.
+    set_tcp_option(listener, libc::TCP_DEFER_ACCEPT, &seconds.to_ne_bytes())
+}
+
+/// Sets an option of a TCP socket to the value with these bytes.
+pub(crate) fn set_tcp_option(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+    value: &[u8],
+) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads at most `length` bytes of the value, which lives across the call.
     let result = unsafe {
         libc::setsockopt(
-            listener.as_raw_fd(),
+            socket.as_raw_fd(),
             libc::IPPROTO_TCP,
-            libc::TCP_DEFER_ACCEPT,
-            (&raw const seconds).cast(),
-            LENGTH,
+            option,
+            value.as_ptr().cast(),
+            length,
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Errno::result(result)?;
+    Ok(())
+}
+
+/// The value of an option of a TCP socket; bytes that the kernel does not know stay 0.
+pub(crate) fn tcp_option<const N: usize>(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+) -> io::Result<[u8; N]> {
+    let mut value = [0; N];
+    let mut length = libc::socklen_t::try_from(N).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes at most `length` bytes to the value, which is that long, and the
+    // real length to `length`; both live across the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            option,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    Errno::result(result)?;
+    Ok(value)
+}
+
+/// Has a descriptor refer to another socket from now on; the one that it referred to is closed.
+pub(crate) fn put_in_place(of: BorrowedFd<'_>, socket: OwnedFd) -> io::Result<()> {
+    // SAFETY: both descriptors are open. Whoever owns `of` still owns an open socket afterwards.
+    let result = unsafe { libc::dup3(socket.as_raw_fd(), of.as_raw_fd(), libc::O_CLOEXEC) };
+    Errno::result(result)?;
+    Ok(())
 }
 
 /// Puts a listener into the event loop.

@@ -134,6 +134,56 @@ fn an_origin_that_dies_in_mid_response_ends_its_client_and_no_other() {
     assert_eq!(daemon.service().unwrap().origin_failed, 1);
 }
 
+/// A body in which every place is different.
+fn numbered(len: usize) -> String {
+    (0..len / 8).map(|n| format!("{n:08}")).collect()
+}
+
+/// An origin whose TCP sends the last bytes of the first half of each response again, with the
+/// second half behind them, as it does when it was not acknowledged in time.
+fn repeating(lab: &Lab) -> Scripted {
+    const AGAIN_MAX: u16 = 1000;
+    let netns = lab.origins.clone();
+    let script = move |peer: &mut Peer| {
+        while let Some(request) = peer.request()? {
+            let body = numbered(request.target()[1..].parse().map_err(std::io::Error::other)?);
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+            let response = head + &body;
+            let half = response.len() / 2;
+            peer.send(&response[..half])?;
+            let again = u16::try_from(half).map_or(AGAIN_MAX, |half| half.min(AGAIN_MAX));
+            peer.rewind(&netns, again)?;
+            peer.send(&response[half - usize::from(again)..])?;
+        }
+        Ok(())
+    };
+    Scripted::start(&lab.origins, lab.origin(0), script).unwrap()
+}
+
+#[test]
+fn bytes_that_an_origin_sends_twice_reach_the_client_once() {
+    for steer in ["kernel", "relay"] {
+        let lab = Lab::new(1).unwrap();
+        let _origin = repeating(&lab);
+        let daemon = daemon(&lab, steer);
+        // Of the first the head comes in two pieces, and the last two are more than the kernel
+        // carries.
+        for len in [16, 800, 24_000, 60_000, 160_000, 800_000] {
+            let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
+            let response = client.get(&format!("/{len}")).unwrap();
+            assert!(response.text() == numbered(len), "{steer}: {len} bytes are not as sent");
+        }
+        let snapshot = daemon.snapshot().unwrap();
+        let (service, events) = (daemon.service().unwrap(), snapshot.datapath.steering_events);
+        let repeated = events.get("repeated_segments").copied().unwrap_or(0);
+        assert_eq!(events.get("segments_out_of_step"), None);
+        match steer {
+            "kernel" => assert_eq!((service.steered, repeated), (3, 6)),
+            _ => assert_eq!((service.steered, repeated), (0, 0)),
+        }
+    }
+}
+
 /// What a socket in the kernel's map would answer differently: `recv()` interrupted by a signal every
 /// millisecond, `MSG_WAITALL`, `splice()`, and the rest after half-closing.
 const BLOCKING: &str = r#"

@@ -386,8 +386,11 @@ fn steering(programs: &mut Ebpf, layout: &Layout, known: &Known) -> Result<Arc<S
         .and_then(<&mut SchedClassifier>::try_from)
         .and_then(SchedClassifier::load);
     settled.map_err(|e| failed(name::SETTLED)(&e))?;
-    if !known.tells_what_is_unread() {
-        return Err(format!("{} does not tell where redirected bytes are kept", btf::VMLINUX));
+    if !known.is_enough_to_steer() {
+        return Err(format!(
+            "{} does not tell where redirected bytes and sequence numbers are kept",
+            btf::VMLINUX
+        ));
     }
     Steering::new(layout.clone(), programs).map(Arc::new).map_err(|e| failed("its maps")(&e))
 }
@@ -444,16 +447,28 @@ impl Known {
                 tcp_copied_seq: offset("tcp_sock", "copied_seq"),
                 tcp_write_seq: offset("tcp_sock", "write_seq"),
                 tcp_bytes_received: offset("tcp_sock", "bytes_received"),
+                skb_cb: offset("sk_buff", "cb"),
+                skb_cb_seq: offset("tcp_skb_cb", "seq"),
             },
         }
     }
 
-    /// Whether it can be told what a client has not read yet: if not, the daemon could overtake it.
-    fn tells_what_is_unread(&self) -> bool {
-        let Offsets { sock_user_data, psock_ingress_skb, psock_ingress_msg, skb_head_qlen, .. } =
-            self.offsets;
-        ![sock_user_data, psock_ingress_skb, psock_ingress_msg, skb_head_qlen]
-            .contains(&UNKNOWN_OFFSET)
+    /// Whether it can be told what a client has not read yet, or else the daemon could overtake it;
+    /// and what an origin sends twice, or else a client would get it twice.
+    fn is_enough_to_steer(&self) -> bool {
+        let Offsets {
+            sock_user_data,
+            psock_ingress_skb,
+            psock_ingress_msg,
+            skb_head_qlen,
+            tcp_copied_seq,
+            skb_cb,
+            skb_cb_seq,
+            ..
+        } = self.offsets;
+        let unread = [sock_user_data, psock_ingress_skb, psock_ingress_msg, skb_head_qlen];
+        let twice = [tcp_copied_seq, skb_cb, skb_cb_seq];
+        !unread.iter().chain(&twice).any(|&offset| offset == UNKNOWN_OFFSET)
     }
 
     /// What goes without because something is not known.
@@ -472,7 +487,7 @@ impl Known {
         let knows = |offsets: &[u32]| !offsets.contains(&UNKNOWN_OFFSET);
         let needs = [
             (knows(&[self.sk_err]), "failed connections are counted without their cause"),
-            (self.tells_what_is_unread(), "nothing is steered"),
+            (self.is_enough_to_steer(), "nothing is steered"),
             (knows(&[sock_socket, socket_file, file_flags]), "`steer = \"auto\"` steers nobody"),
             (
                 knows(&[tcp_rcv_nxt, tcp_copied_seq, tcp_write_seq, tcp_bytes_received]),

@@ -19,8 +19,8 @@ use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, MapError, RingBuf, SockHash,
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya_obj::generated::bpf_map_type;
 use broker_ebpf::abi::{
-    self, BUCKETS, BUSY, Client, EVENTS_BYTES, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Settled, Tally,
-    WHY_COUNT, name,
+    self, BUCKETS, BUSY, Client, EVENTS_BYTES, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Settled, Step,
+    Tally, WHY_COUNT, name,
 };
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::WhyNot;
@@ -166,7 +166,9 @@ struct Slot {
     worker: AtomicU32,
     head_only: AtomicU8,
     ended: AtomicU8,
-    zero: [AtomicU8; 6],
+    step: AtomicU8,
+    zero: AtomicU8,
+    next_seq: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Slot>() == size_of::<abi::Slot>());
@@ -379,6 +381,7 @@ impl Steering {
         place.origin_idle_s.store(saturated(idle_s), Relaxed);
         place.worker.store(index(worker), Relaxed);
         place.ended.store(0, Relaxed);
+        place.step.store(Step::New as u8, Relaxed);
         place.word.store(Word::new(Phase::Relay, 0).0, Release);
         let mut maps = lock(&self.maps);
         maps.origin_slots.insert(cookie, index(slot), 0).map_err(map_error)?;

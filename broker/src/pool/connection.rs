@@ -43,10 +43,10 @@ impl Connection {
     }
 
     /// Ends the connection, and keeps its permit until the origin has ended it, too.
-    pub(super) async fn drain(mut self) {
-        if let Some(attached) = self.attached.take() {
-            attached.release(&self.stream);
-        }
+    ///
+    /// It keeps its place among the kernel's sockets as well: what the programs have passed on and
+    /// nobody has read would be lost with that, and TCP complains of a gap.
+    pub(super) async fn drain(self) {
         self.stream.shutdown();
         let ended = async {
             // What the origin still sends is nobody's; no more of it than fits here is waited for.

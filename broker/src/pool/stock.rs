@@ -16,7 +16,7 @@ use broker_ebpf::phase::{Phase, Word};
 use super::connection::Connection;
 use super::idle::{Life, expired_by, expiry};
 use crate::datapath::steering::{self, Lifetime, SteeredOrigin, Steering};
-use crate::net::{Queue, Stream};
+use crate::net::Queue;
 use crate::stats::EvictReason;
 use crate::sys;
 
@@ -71,16 +71,6 @@ pub(super) struct Attached {
     cookie: u64,
     used: Rc<Cell<u64>>,
     bit: u64,
-}
-
-impl Attached {
-    /// Takes the socket out of the kernel's reach, and frees the slot.
-    pub(super) fn release(self, stream: &Stream) {
-        self.steering.release(self.slot);
-        // The look takes the socket's lock: programs that still saw the old map have ended, and
-        // cannot take the slot's next socket for this one.
-        let _queue = stream.peek();
-    }
 }
 
 impl Drop for Attached {

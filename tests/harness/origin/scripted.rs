@@ -274,6 +274,12 @@ impl Peer {
         (&self.connection.stream).write_all(bytes.as_ref())
     }
 
+    /// Has TCP begin with so many bytes that it has sent before; the next ones sent should be those.
+    /// `netns` is where the origin is. Nothing sent to it may be unread.
+    pub fn rewind(&self, netns: &Netns, again: u16) -> io::Result<()> {
+        netns.run(|| broker::rewind::rewind(&self.connection.stream, again))
+    }
+
     /// Sends bytes one by one, each in a segment of its own.
     pub fn dribble(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         for byte in bytes.as_ref() {

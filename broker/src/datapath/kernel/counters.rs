@@ -55,6 +55,8 @@ impl CounterMaps {
                 events_lost: tally(Tally::EventLost)?,
                 unsolicited: tally(Tally::Unsolicited)?,
                 surplus: tally(Tally::Surplus)?,
+                repeated: tally(Tally::Repeated)?,
+                out_of_step: tally(Tally::OutOfStep)?,
             },
         })
     }

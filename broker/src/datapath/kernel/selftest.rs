@@ -77,8 +77,9 @@ pub enum Outcome {
 type Try = fn(&Ground<'_>) -> anyhow::Result<Option<String>>;
 
 /// What is tried, in this order. Most other steps mean little if an earlier one fails.
-const STEPS: [(&str, &str, Try); 14] = [
+const STEPS: [(&str, &str, Try); 15] = [
     ("exchange", "requests reach an origin and responses their client, byte for byte", exchange),
+    ("again", "bytes that an origin's TCP sends twice count once", again),
     ("wake_up", "poll, epoll and sleeping readers notice redirected bytes", wake_up),
     ("peek", "bytes that were peeked at can still be read", peek),
     ("end", "the end of a connection is read after the bytes before it", end),
@@ -159,6 +160,35 @@ fn exchange(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
         receive(&parties.client, piece, "the client")?;
     }
     parties.becomes(Word::IDLE)?;
+    silent(&parties.client, "the client")?;
+    Ok(None)
+}
+
+fn again(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
+    const AGAIN: u16 = 500;
+    let parties = ground.parties()?;
+    parties.is_steered(&parties.request()?)?;
+    let bytes = response(3000);
+    let (first, rest) = bytes.split_at(2000);
+    (&parties.server).write_all(first)?;
+    receive(&parties.client, first, "the client")?;
+    parties.rewind(AGAIN)?;
+    (&parties.server).write_all(&bytes[first.len() - usize::from(AGAIN)..])?;
+    receive(&parties.client, rest, "the client")?;
+    parties.becomes(Word::IDLE)?;
+    silent(&parties.client, "the client")?;
+
+    // The daemon goes on with a response whose length does not come first.
+    let request = parties.request()?;
+    parties.is_steered(&request)?;
+    let bytes = [b"HTTP/1.1 200 OK\r\n\r\n", &bytes[..]].concat();
+    let (first, rest) = bytes.split_at(2000);
+    (&parties.server).write_all(first)?;
+    receive(&parties.origin, first, "the daemon")?;
+    parties.rewind(AGAIN)?;
+    (&parties.server).write_all(&bytes[first.len() - usize::from(AGAIN)..])?;
+    receive(&parties.origin, rest, "the daemon")?;
+    silent(&parties.origin, "the daemon")?;
     silent(&parties.client, "the client")?;
     Ok(None)
 }

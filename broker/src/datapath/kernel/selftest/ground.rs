@@ -18,6 +18,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use super::sockets::{PATIENCE, eventually, readable, receive, response, silent};
 use crate::datapath::kernel::map_index;
 use crate::datapath::steering::{Lifetime, Steering};
+use crate::rewind::rewind;
 use crate::sys;
 
 /// The worker whose queue is borrowed: none has started yet.
@@ -270,6 +271,11 @@ impl<'a> Parties<'a> {
     pub(super) fn client_reads(&self, bytes: &[u8]) -> anyhow::Result<()> {
         receive(&self.client, bytes, "the client")?;
         silent(&self.client, "the client")
+    }
+
+    /// The origin's TCP begins with so many bytes that it has sent before.
+    pub(super) fn rewind(&self, again: u16) -> anyhow::Result<()> {
+        rewind(&self.server, again).context("having bytes sent again")
     }
 
     pub(super) fn has_not_settled(&self, because: &str) -> anyhow::Result<()> {
