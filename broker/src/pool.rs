@@ -297,7 +297,9 @@ impl Pool {
         let all = self.shared.origins.borrow().all();
         for origin in all {
             let Some(stock) = &origin.stock else { continue };
-            stock.look_at_demand(now);
+            if stock.look_at_demand(now) {
+                self.shared.leave_idle_to_kernel(&origin, now);
+            }
             for attention in stock.sweep(idle_ttl, stall, now) {
                 steered.extend(self.shared.attend(&origin, attention));
             }
@@ -820,17 +822,36 @@ impl Shared {
         if let Some(reason) = self.closing.get() {
             return origin.close(connection, reason);
         }
-        let Some(connection) = self.leave_to_kernel(origin, connection, now) else { return };
+        if origin.stock.as_ref().is_some_and(|stock| stock.look_at_demand(now)) {
+            self.leave_idle_to_kernel(origin, now);
+        }
+        self.let_idle(origin, connection, now, now);
+    }
+
+    /// Leaves a socket that is idle since then to the kernel, or keeps it in the idle list.
+    fn let_idle(&self, origin: &Origin, connection: Connection, since: Instant, now: Instant) {
+        let idle_for = now.saturating_duration_since(since);
+        let Some(connection) = self.leave_to_kernel(origin, connection, idle_for, now) else {
+            return;
+        };
         // Watched from here on: an end, a reset or any byte wakes the pool.
         if let Some(reason) = self.dirt(connection.watch()) {
             return origin.close(connection, reason);
         }
         let life = connection.life;
-        let put = origin.idle.borrow_mut().put(connection, life, now);
+        let put = origin.idle.borrow_mut().put(connection, life, since);
         if let Err((connection, reason)) = put {
             origin.close(connection, reason);
         }
         origin.publish();
+    }
+
+    /// The kernel has begun to want sockets: those in the idle list are of no use to it.
+    fn leave_idle_to_kernel(&self, origin: &Origin, now: Instant) {
+        let idle = origin.idle.borrow_mut().take_all();
+        for (connection, since) in idle {
+            self.let_idle(origin, connection, since, now);
+        }
     }
 
     /// Leaves a socket to the kernel if that wants it; gives it back otherwise.
@@ -838,11 +859,12 @@ impl Shared {
         &self,
         origin: &Origin,
         connection: Connection,
+        idle_for: Duration,
         now: Instant,
     ) -> Option<Connection> {
         let Some(stock) = &origin.stock else { return Some(connection) };
         let back = if stock.is_wanted(now) && stock.held() < self.config.max_idle {
-            stock.publish(connection, self.config.max_requests)
+            stock.publish(connection, self.config.max_requests, idle_for)
         } else {
             Published::NoPlace(connection)
         };

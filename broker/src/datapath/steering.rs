@@ -431,11 +431,11 @@ impl Steering {
         swapped
     }
 
-    /// Makes an offered socket anybody's. `false` if bytes came meanwhile.
+    /// Makes an offered socket anybody's that is idle for so long. `false` if bytes came meanwhile.
     #[must_use]
-    pub fn publish(&self, slot: usize) -> bool {
+    pub fn publish(&self, slot: usize, idle_for: Duration) -> bool {
         let Some(place) = self.slots.get(slot) else { return false };
-        place.idle_since_ns.store(nanos(now()), Relaxed);
+        place.idle_since_ns.store(nanos(now().saturating_sub(idle_for)), Relaxed);
         let published = self.swap(slot, Word::OFFERED, Word::IDLE);
         if published && let Some(group) = self.group_of(slot) {
             group.idle.fetch_or(self.bit(slot), Release);

@@ -38,6 +38,7 @@ const ORIGIN_IDLE_MARGIN: Duration = Duration::from_secs(1);
 struct Entry<S> {
     socket: S,
     life: Life,
+    since: Instant,
     expires: Instant,
 }
 
@@ -79,17 +80,22 @@ impl<S> IdleList<S> {
         }
     }
 
-    /// Adds a socket; hands it back with the reason if it may not stay.
-    pub fn put(&mut self, socket: S, life: Life, now: Instant) -> Result<(), (S, EvictReason)> {
-        if let Err(reason) = self.admits(&life, now) {
+    /// Adds a socket that is idle since then; hands it back with the reason if it may not stay.
+    pub fn put(&mut self, socket: S, life: Life, since: Instant) -> Result<(), (S, EvictReason)> {
+        if let Err(reason) = self.admits(&life, since) {
             return Err((socket, reason));
         }
         if self.entries.len() >= self.limits.max_idle {
             return Err((socket, EvictReason::IdleOverflow));
         }
-        let expires = expiry(&life, now, self.limits.idle_ttl);
-        self.entries.push_back(Entry { socket, life, expires });
+        let expires = expiry(&life, since, self.limits.idle_ttl);
+        self.entries.push_back(Entry { socket, life, since, expires });
         Ok(())
+    }
+
+    /// Takes every socket, oldest first, and since when it is idle.
+    pub fn take_all(&mut self) -> Vec<(S, Instant)> {
+        self.entries.drain(..).map(|entry| (entry.socket, entry.since)).collect()
     }
 
     /// Takes the newest socket that has not expired.

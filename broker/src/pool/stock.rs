@@ -165,12 +165,15 @@ impl Stock {
         self.steer.always || self.demanded.get().is_some_and(recent)
     }
 
-    /// Looks whether the kernel has had requests. To be called now and then.
-    pub(super) fn look_at_demand(&self, now: Instant) {
+    /// Looks whether the kernel has had requests. To be called now and then. Answers whether it has
+    /// begun to want sockets since the last time.
+    pub(super) fn look_at_demand(&self, now: Instant) -> bool {
+        let wanted_before = self.is_wanted(now);
         let demand = self.steer.steering.demand(self.group);
         if self.demand.replace(demand) != demand {
             self.demanded.set(Some(now));
         }
+        !wanted_before && self.is_wanted(now)
     }
 
     /// Tells the kernel how many sockets of this origin are leased or being dialled, and whether
@@ -179,9 +182,14 @@ impl Stock {
         self.steer.steering.set_load(self.group, relay_active, eligible);
     }
 
-    /// Leaves a silent socket to the kernel. Gives it back if there is no place, or if it is not
-    /// silent.
-    pub(super) fn publish(&self, mut connection: Connection, requests_max: u64) -> Published {
+    /// Leaves a silent socket, idle for so long, to the kernel. Gives it back if there is no place,
+    /// or if it is not silent.
+    pub(super) fn publish(
+        &self,
+        mut connection: Connection,
+        requests_max: u64,
+        idle_for: Duration,
+    ) -> Published {
         if connection.attached.is_none() {
             connection.attached = self.attach(&connection, requests_max);
         }
@@ -203,7 +211,7 @@ impl Stock {
         let mut held = self.held.borrow_mut();
         let place = &mut held[slot % steering.layout().group_slots()];
         *place = Some(connection);
-        if steering.publish(slot) {
+        if steering.publish(slot, idle_for) {
             return Published::Yes;
         }
         place.take().map_or(Published::Yes, Published::Dirty)

@@ -215,7 +215,7 @@ impl<'a> Parties<'a> {
             requests,
         };
         let offered = steering.swap(slot, parties.word(), Word::OFFERED);
-        ensure!(offered && steering.publish(slot), "a new socket has bytes");
+        ensure!(offered && steering.publish(slot, Duration::ZERO), "a new socket has bytes");
         Ok(parties)
     }
 
