@@ -178,7 +178,8 @@ pub enum Route {
 /// Pool settings; each holds for one worker and one origin.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Sockets opened before any request needs them, and kept open.
+    /// Sockets opened before any request needs them. What ends idle is replaced unless nobody has
+    /// needed it for a while ([`crate::pool::ready`]).
     pub prewarm: usize,
     /// Most idle sockets; 0 disables reuse.
     pub max_idle: usize,

@@ -10,6 +10,7 @@
 pub mod backoff;
 pub mod budget;
 pub mod idle;
+pub mod ready;
 
 mod connection;
 mod lease;
@@ -689,7 +690,7 @@ impl Shared {
             Use::Reused => origin.open.get(),
             Use::Once => origin.idle.borrow().len(),
         };
-        self.config.prewarm.saturating_sub(have + origin.dialling.get())
+        origin.ready.get().wanted().saturating_sub(have + origin.dialling.get())
     }
 
     fn prewarm(self: &Rc<Self>, now: Instant) {
@@ -705,6 +706,14 @@ impl Shared {
                 }
             }
         }
+        // However little there is to do, the next exchange should find a warm socket somewhere.
+        let ready =
+            || self.current().iter().map(|o| o.open.get() + o.dialling.get()).sum::<usize>();
+        while ready() < self.config.prewarm
+            && let Some(origin) = self.pick(None, |o| self.can_dial(o, now) && o.is_available(now))
+            && pace.permits(self.config.prewarm_rate, now)
+            && self.dial(&origin, true)
+        {}
         self.pace.set(pace);
     }
 
@@ -712,6 +721,9 @@ impl Shared {
     /// are reached.
     fn dial(self: &Rc<Self>, origin: &Rc<Origin>, early: bool) -> bool {
         let Some(permit) = self.budget.connect(&origin.host, early) else { return false };
+        if !early {
+            origin.missed();
+        }
         let (shared, origin) = (Rc::clone(self), Rc::clone(origin));
         origin.add_dialling(1);
         tokio::task::spawn_local(async move {
@@ -829,7 +841,8 @@ impl Shared {
     }
 
     /// Leaves a socket that is idle since then to the kernel, or keeps it in the idle list.
-    fn let_idle(&self, origin: &Origin, connection: Connection, since: Instant, now: Instant) {
+    fn let_idle(&self, origin: &Origin, mut connection: Connection, since: Instant, now: Instant) {
+        connection.idle_since = Some(since);
         let idle_for = now.saturating_duration_since(since);
         let Some(connection) = self.leave_to_kernel(origin, connection, idle_for, now) else {
             return;

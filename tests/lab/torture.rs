@@ -4,6 +4,7 @@
 mod kernel_log;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::thread;
@@ -82,6 +83,8 @@ struct Results {
     steer: Steer,
     /// Exchanges whose bytes the kernel moved, of all; `None` if the daemon does not say.
     steered_percent: Option<f64>,
+    /// Requests that were not steered, by the reason.
+    not_steered: BTreeMap<String, u64>,
     /// Warnings of the kernel during the run.
     kernel_warnings: usize,
     /// Their lines.
@@ -120,7 +123,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let report = report.with_context(|| format!("the daemon's log:\n{}", daemon.log()))?;
     let settled = within(SETTLED_WITHIN, || leases(&daemon).is_ok_and(|n| n == 0));
     let leases_left = if settled { 0 } else { leases(&daemon).unwrap_or(u64::MAX) };
-    let steered_percent = snapshot(&daemon).ok().and_then(|after| steered(&before, &after));
+    let after = snapshot(&daemon).unwrap_or_default();
     let log = daemon.log();
     let stopped = daemon.stop();
     let kernel_log = kernel_log.warnings()?;
@@ -131,7 +134,8 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let results = Results {
         report,
         steer: options.steer,
-        steered_percent,
+        steered_percent: steered(&before, &after),
+        not_steered: not_steered(&after),
         kernel_warnings: kernel_log.len(),
         kernel_log,
         leases_left,
@@ -256,4 +260,14 @@ fn steered(before: &Value, after: &Value) -> Option<f64> {
     let since = |field| Some(sum(after, field)?.saturating_sub(sum(before, field)?));
     let all = since("exchanges")?;
     Some(since("steered")? as f64 * 100.0 / all.max(1) as f64)
+}
+
+/// Why requests were not steered.
+fn not_steered(snapshot: &Value) -> BTreeMap<String, u64> {
+    let mut sum = BTreeMap::new();
+    let services = snapshot["services"].as_array().into_iter().flatten();
+    for (why, n) in services.filter_map(|s| s["not_steered"].as_object()).flatten() {
+        *sum.entry(why.clone()).or_default() += n.as_u64().unwrap_or(0);
+    }
+    sum
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -26,6 +26,8 @@ pub(super) struct Connection {
     /// Unique within the pool.
     pub(super) id: u64,
     pub(super) life: Life,
+    /// Since when it is idle, if it is.
+    pub(super) idle_since: Option<Instant>,
     waker: Waker,
 }
 
@@ -39,7 +41,7 @@ impl Connection {
         events: &Arc<IdleEvents>,
     ) -> Self {
         let waker = Waker::from(Arc::new(IdleWaker { origin, id, events: Arc::clone(events) }));
-        Self { stream, attached: None, _permit: permit, id, life, waker }
+        Self { stream, attached: None, _permit: permit, id, life, idle_since: None, waker }
     }
 
     /// Ends the connection, and keeps its permit until the origin has ended it, too.

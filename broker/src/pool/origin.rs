@@ -13,7 +13,9 @@ use super::backoff::Backoff;
 use super::budget::{Budget, Host};
 use super::connection::Connection;
 use super::idle::{IdleList, Limits};
+use super::ready::Ready;
 use super::stock::{Steer, Stock};
+use crate::clock;
 use crate::config::PoolConfig;
 use crate::origin::{Chosen, outlier};
 use crate::stats::{EvictReason, OriginMetrics, ServiceRecords};
@@ -28,6 +30,8 @@ pub(super) struct Origin {
     pub(super) weight: Cell<NonZeroU32>,
     pub(super) metrics: Arc<OriginMetrics>,
     pub(super) idle: RefCell<IdleList<Connection>>,
+    /// How many idle ones there should be.
+    pub(super) ready: Cell<Ready>,
     /// Sockets that are left to the kernel, if any can be.
     pub(super) stock: Option<Stock>,
     /// The kernel must leave idle sockets to those who wait.
@@ -79,6 +83,13 @@ impl Origin {
         }
     }
 
+    /// Somebody has to wait for a handshake.
+    pub(super) fn missed(&self) {
+        let mut ready = self.ready.get();
+        ready.missed();
+        self.ready.set(ready);
+    }
+
     pub(super) fn sweep(&self, now: Instant) {
         loop {
             let expired = self.idle.borrow_mut().take_expired(now);
@@ -88,6 +99,7 @@ impl Origin {
     }
 
     pub(super) fn close(&self, connection: Connection, reason: EvictReason) {
+        let idle_for = connection.idle_since.map(|since| clock::now().duration_since(since));
         // Whoever waits for its place would otherwise come to the origin before the end of this one.
         // What is cut off must not look like an end, though.
         let drains = reason != EvictReason::Drain && !connection.stream.aborts_on_close();
@@ -97,6 +109,13 @@ impl Origin {
             drop(connection);
         }
         self.open.set(self.open.get() - 1);
+        if let Some(idle_for) = idle_for
+            && matches!(reason, EvictReason::IdleClosed | EvictReason::IdleTtl)
+        {
+            let mut ready = self.ready.get();
+            ready.ended_idle(idle_for, self.open.get());
+            self.ready.set(ready);
+        }
         self.metrics.evict(reason);
         self.publish();
     }
@@ -176,6 +195,7 @@ pub(super) struct Origins {
     places: Vec<Option<Rc<Origin>>>,
     current: Rc<[Rc<Origin>]>,
     limits: Limits,
+    prewarm: usize,
     backoff: Backoff,
     common: Common,
     records: Arc<ServiceRecords>,
@@ -197,6 +217,7 @@ impl Origins {
                 idle_ttl: config.idle_ttl,
                 max_requests: config.max_requests,
             },
+            prewarm: config.prewarm,
             backoff: Backoff::new(config.backoff_base, config.backoff_max),
             common: common.clone(),
             records,
@@ -261,6 +282,7 @@ impl Origins {
             weight: Cell::new(NonZeroU32::MIN),
             metrics,
             idle: RefCell::new(IdleList::new(self.limits)),
+            ready: Cell::new(Ready::new(self.prewarm)),
             stock,
             reserved: Cell::new(false),
             leaving: Cell::new(false),

@@ -15,6 +15,7 @@ use broker_ebpf::phase::{Phase, Word};
 
 use super::connection::Connection;
 use super::idle::{Life, expired_by, expiry};
+use crate::clock;
 use crate::datapath::steering::{self, Lifetime, SteeredOrigin, Steering};
 use crate::net::Queue;
 use crate::stats::EvictReason;
@@ -374,6 +375,8 @@ impl Stock {
         if let Some(noted) = steering.noted(slot) {
             connection.life.exchanges = noted.exchanges;
             connection.life.origin_idle = noted.origin_idle;
+            let idle = steering::now().saturating_sub(noted.idle_since);
+            connection.idle_since = clock::now().checked_sub(idle);
         }
         Some(connection)
     }

@@ -46,6 +46,10 @@ pub(super) fn render(results: &Results, colours: bool) -> String {
     if let Some(percent) = results.steered_percent {
         writeln!(out, "{:<24}{percent:>10.1} %", "steered by the kernel").ok();
     }
+    for (why, n) in &results.not_steered {
+        let line = format!("{:>12}  not steered: {why}", count(*n));
+        writeln!(out, "{}", paint(&line, Tone::Faint, colours)).ok();
+    }
     let heading = format!("\n{:<24}{:>12}{:>12}", "mode", "exchanges", "errors");
     writeln!(out, "{}", paint(&heading, Tone::Faint, colours)).ok();
     for (mode, row) in &report.modes {

@@ -1,6 +1,6 @@
 //! The pools of all workers under a schedule, in virtual time.
 //!
-//! What decides here is what decides in the daemon: [`IdleList`] and [`pick`]. What is left out is
+//! What decides here is what decides in the daemon: [`IdleList`], [`Ready`] and [`pick`]. What is left out is
 //! what has no part in how many sockets there are: bytes, failures, limits of connections.
 //! Handshakes take no time, and a request that finds no idle socket is dialled for at once; the
 //! daemon first waits for a moment whether one comes back, so it opens a little less. Sockets are
@@ -19,6 +19,7 @@ use super::schedule::{Schedule, Spread};
 use crate::clock;
 use crate::origin::{Load, pick};
 use crate::pool::idle::{IdleList, Life, Limits, expiry};
+use crate::pool::ready::Ready;
 use crate::stats::EvictReason;
 use crate::worker::TICK;
 
@@ -75,6 +76,7 @@ struct Socket {
 /// One worker's sockets to one origin.
 struct Place {
     idle: IdleList<Socket>,
+    ready: Ready,
     open: usize,
     active: usize,
     /// The last tick at which a look is arranged.
@@ -158,6 +160,7 @@ struct Counts {
 pub(super) fn run(schedule: &Schedule, rules: Rules) -> Outcome {
     let place = || Place {
         idle: IdleList::new(rules.limits),
+        ready: Ready::new(rules.prewarm),
         open: 0,
         active: 0,
         looked_at: Duration::ZERO,
@@ -206,6 +209,7 @@ impl Pools {
                     let idle = &mut self.places[place].idle;
                     for _ in idle.remove_if(|&s| s == socket) {
                         self.close(place, EvictReason::IdleClosed);
+                        self.ended_idle(place, self.rules.origin_idle.unwrap_or_default());
                     }
                 }
                 Event::Look { place } => {
@@ -252,6 +256,7 @@ impl Pools {
             // What is being dialled anyway helps who waits.
             let dialled = early.pop().or_else(|| self.pick(worker, |_, _| true));
             let place = dialled.unwrap_or(worker * self.rules.origins);
+            self.places[place].ready.missed();
             let (id, life) = self.dial(place);
             (place, id, life)
         });
@@ -325,21 +330,37 @@ impl Pools {
         let now = self.instant();
         while let Some((_, reason)) = self.places[place].idle.take_expired(now) {
             self.close(place, reason);
+            self.ended_idle(place, self.rules.limits.idle_ttl);
         }
+    }
+
+    fn ended_idle(&mut self, place: usize, idle_for: Duration) {
+        let Place { ready, open, .. } = &mut self.places[place];
+        ready.ended_idle(idle_for, *open);
     }
 
     fn close(&mut self, place: usize, reason: EvictReason) {
         self.counts.evicted[reason.index()] += 1;
         self.counts.open -= 1;
         self.places[place].open -= 1;
-        if self.places[place].open < self.rules.prewarm {
+        if self.rules.prewarm > 0 {
             // Strictly later, as a look that closes must not arrange itself again.
             self.look_at(place, self.now + Duration::from_nanos(1));
         }
     }
 
     fn prewarm(&mut self, place: usize) {
-        while self.places[place].open < self.rules.prewarm {
+        while self.places[place].open < self.places[place].ready.wanted() {
+            let (id, life) = self.dial(place);
+            self.put(place, id, life);
+        }
+        let worker = place / self.rules.origins;
+        let places = worker * self.rules.origins..(worker + 1) * self.rules.origins;
+        let open =
+            |pools: &Self| pools.places[places.clone()].iter().map(|p| p.open).sum::<usize>();
+        while open(self) < self.rules.prewarm
+            && let Some(place) = self.pick(worker, |_, _| true)
+        {
             let (id, life) = self.dial(place);
             self.put(place, id, life);
         }

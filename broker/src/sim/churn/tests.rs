@@ -182,14 +182,28 @@ fn as_many_are_open_as_are_under_way() {
 }
 
 #[test]
-fn early_sockets_are_opened_again_when_they_expire() {
+fn as_many_early_sockets_as_one_exchange_could_find_are_opened_again() {
     let schedule = Schedule { requests: Vec::new(), ends: SECOND * 95, seed: 0 };
     let rules = Rules { workers: 2, origins: 3, prewarm: 2, ..with_idle_ttl(SECOND * 10) };
     let outcome = run(&schedule, rules);
-    assert_eq!((outcome.created, outcome.open_at_end), (12 * 10, 12));
-    assert_eq!((outcome.evicted["idle_ttl"], outcome.saved), (12 * 9, -120));
+    // Two for each worker and origin at first, then two for each worker.
+    assert_eq!((outcome.created, outcome.open_at_end), (12 + 4 * 9, 4));
+    assert_eq!((outcome.evicted["idle_ttl"], outcome.saved), (12 + 4 * 8, -48));
     let outcome = run(&one_a_second(), Rules { prewarm: 1, ..RULES });
     assert_eq!((outcome.created, outcome.waited, outcome.reused), (1, 0, 199));
+}
+
+#[test]
+fn early_sockets_that_nobody_needs_cost_little_more_than_none() {
+    // Each worker asks each origin once in a quarter of a minute, and the origins wait 5 s.
+    let traffic = Traffic { rate: 10.0, duration: SECOND * 180, ..TRAFFIC };
+    let created = |prewarm| {
+        let origin_idle = Some(SECOND * 5);
+        let rules = Rules { workers: 8, origins: 20, prewarm, origin_idle, ..RULES };
+        run(&Schedule::new(&traffic), rules).created
+    };
+    let (none, two) = (created(0), created(2));
+    assert!(two < none + none / 2, "{two} handshakes instead of {none}");
 }
 
 #[test]
