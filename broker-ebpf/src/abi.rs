@@ -85,8 +85,14 @@ pub mod name {
     pub const RESPONSE: &str = "broker_response";
     /// Program: tells whether a client has read all that was redirected to it.
     pub const SETTLED: &str = "broker_settled";
+    /// Program: puts what the daemon sends to a client among what is redirected to it.
+    pub const RELAYED: &str = "broker_relayed";
     /// Map: sockets of the clients that may be steered, by cookie.
     pub const CLIENT_SOCKETS: &str = "broker_clients";
+    /// Map: the daemon's ends of their connections, by the client's cookie.
+    pub const RELAYING_SOCKETS: &str = "broker_ends";
+    /// Map: the client at the other end of such a connection.
+    pub const CLIENT_OF: &str = "broker_end_of";
     /// Map: what the programs keep with a client that may be steered.
     pub const STEERED: &str = "broker_steered";
     /// Map: [`Client`](super::Client) by cookie.
@@ -383,27 +389,15 @@ pub struct Slot {
     pub head_only: u8,
     /// 1 if the origin has ended its side.
     pub ended: u8,
-    /// A [`Step`].
-    pub step: u8,
+    /// 1 if `next_seq` is known.
+    pub in_step: u8,
     /// Padding, always 0.
     pub zero: u8,
-    /// The sequence number of the next byte from the origin, if the programs are in [`Step::In`].
+    /// The sequence number of the next byte from the origin.
     pub next_seq: u32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
-
-/// What the programs know of an origin's sequence numbers.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing yet: the socket tells which byte comes first.
-    New = 0,
-    /// They have seen every byte so far.
-    In = 1,
-    /// They cannot tell which bytes these are: nobody gets any more of them.
-    Out = 2,
-}
 
 /// The origin sockets of one worker towards one origin.
 #[repr(C)]
@@ -795,6 +789,7 @@ mod tests {
             &[name::ORIGINAL_DESTINATIONS, name::REQUEST, name::RESPONSE, name::CLIENT_SOCKETS],
             &[name::SETTLED, name::CLIENTS, name::ORIGIN_SOCKETS, name::ORIGIN_SLOTS, name::SLOTS],
             &[name::REQUESTS, name::HEADS, name::GROUPS, name::ROUTES, name::EVENTS, name::WHY],
+            &[name::RELAYED, name::RELAYING_SOCKETS, name::CLIENT_OF, name::STEERED],
             &name::CONNECT,
             &name::GETPEERNAME,
         ];

@@ -10,13 +10,16 @@
 #![expect(clippy::inline_always, reason = "the verifier follows bounds within a function only")]
 
 mod atomic;
+
 mod connect;
 mod context;
 mod getpeername;
 mod kmem;
 mod maps;
+mod relayed;
 mod request;
 mod response;
+mod segment;
 mod settled;
 mod slots;
 mod sockops;

@@ -98,6 +98,14 @@ pub static CLIENT_SOCKETS: SockHash<u64, STEERED_CLIENTS_MAX> = SockHash::new();
 #[btf_map(name = "broker_client")]
 pub static CLIENTS: HashMap<u64, Client, STEERED_CLIENTS_MAX, BPF_F_NO_PREALLOC> = HashMap::new();
 
+/// The daemon's ends of connections of clients that may be steered, by the client's cookie.
+#[btf_map(name = "broker_ends")]
+static RELAYING_SOCKETS: SockHash<u64, STEERED_CLIENTS_MAX> = SockHash::new();
+
+/// The cookie of the client at the other end.
+#[btf_map(name = "broker_end_of")]
+static CLIENT_OF: SkStorage<u64> = SkStorage::new();
+
 // The loader sets the capacity of the maps by slot and by group.
 
 #[btf_map(name = "broker_origins")]
@@ -211,6 +219,12 @@ pub fn socket_state_or_new<'a>(sk: *mut bpf_sock) -> Option<&'a mut SocketState>
 #[inline(always)]
 pub fn steered<'a>(sk: *mut bpf_sock) -> Option<&'a mut Steered> {
     storage(&STEERED, sk, 0)
+}
+
+/// The client at the other end of a connection that the daemon has with one that may be steered.
+#[inline(always)]
+pub fn client_of(sk: *mut bpf_sock) -> Option<u64> {
+    storage(&CLIENT_OF, sk, 0).copied()
 }
 
 /// The same; all zero if it was none.

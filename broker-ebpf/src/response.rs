@@ -12,19 +12,18 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
 use aya_ebpf::helpers::generated::{
-    bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_loop, bpf_skb_adjust_room, bpf_skb_change_tail,
-    bpf_skb_load_bytes,
+    bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_loop, bpf_skb_change_tail, bpf_skb_load_bytes,
 };
 use aya_ebpf::macros::stream_verdict;
 use aya_ebpf::programs::SkBuffContext;
-use broker_ebpf::abi::{BUCKETS, Group, HEAD_BYTES_MAX, RESPONSE_BYTES_MAX, Step, Tally};
+use broker_ebpf::abi::{BUCKETS, Group, HEAD_BYTES_MAX, RESPONSE_BYTES_MAX, Tally};
 use broker_ebpf::flow;
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::{PlainResponse, ResponseScan, WhyNot};
 
 use crate::atomic;
-use crate::kmem;
 use crate::maps::{CLIENT_SOCKETS, HEADS, Head, ORIGIN_SLOTS, tally, tally_why};
+use crate::segment;
 use crate::slots::{Place, TRIES};
 
 const SK_DROP: u32 = 0;
@@ -34,11 +33,11 @@ const SK_PASS: u32 = 1;
 pub fn broker_response(ctx: SkBuffContext) -> u32 {
     let skb = ctx.skb.skb;
     // SAFETY: the context that the kernel handed to the program.
-    let (cookie, len) = unsafe { (bpf_get_socket_cookie(skb.cast()), (*skb).len) };
+    let cookie = unsafe { bpf_get_socket_cookie(skb.cast()) };
     // SAFETY: a value of the map, copied at once.
     let Some(slot) = (unsafe { ORIGIN_SLOTS.get(cookie) }) else { return SK_PASS };
     let Some(place) = Place::at(*slot) else { return SK_PASS };
-    let Some(len) = new_bytes(skb, place, len) else { return out_of_step(place) };
+    let Some(len) = new_bytes(skb, place) else { return out_of_step(place) };
     for _ in 0..TRIES {
         let word = place.word();
         let verdict = match word.phase() {
@@ -58,66 +57,29 @@ pub fn broker_response(ctx: SkBuffContext) -> u32 {
     SK_DROP
 }
 
-/// Cuts off what has come before, and answers how much is left.
-///
-/// A segment that was sent again may begin with bytes that were received already, if more has been
-/// put behind them meanwhile. TCP queues it as it is: whoever reads from the socket starts at the
-/// right byte. The kernel's way to this program does not.
+/// How many of the segment's bytes are new; the others are cut off. `None` if that cannot be told.
 #[inline(always)]
-fn new_bytes(skb: *mut __sk_buff, place: Place, len: u32) -> Option<u32> {
+fn new_bytes(skb: *mut __sk_buff, place: Place) -> Option<u32> {
     let slot = place.slot;
     // SAFETY: a value of the map, which this program alone uses while the socket is in its map.
-    let (step, next_seq) = unsafe {
-        ((&raw const (*slot).step).read_volatile(), (&raw const (*slot).next_seq).read_volatile())
+    let (known, next_seq) = unsafe {
+        (
+            (&raw const (*slot).in_step).read_volatile(),
+            (&raw const (*slot).next_seq).read_volatile(),
+        )
     };
-    let next_seq = match step {
-        known if known == Step::In as u8 => next_seq,
-        // SAFETY: the context that the kernel handed to the program.
-        new if new == Step::New as u8 => kmem::copied_seq(unsafe { (*skb).__bindgen_anon_2.sk })?,
-        _ => return None,
-    };
-    let before = flow::came_before(next_seq, kmem::segment_seq(skb)?, len)?;
-    if before > 0 {
-        tally(Tally::Repeated);
-        cut_off(skb, before)?;
-    }
-    let left = len - before;
+    let new = segment::new_bytes(skb, known != 0, next_seq)?;
     // SAFETY: as above.
     unsafe {
-        (*slot).next_seq = next_seq.wrapping_add(left);
-        (*slot).step = Step::In as u8;
+        (*slot).next_seq = new.next_seq;
+        (*slot).in_step = 1;
     }
-    Some(left)
-}
-
-/// Takes bytes off the front of a segment.
-#[inline(always)]
-fn cut_off(skb: *mut __sk_buff, bytes: u32) -> Option<()> {
-    /// More cannot be taken off at once.
-    const MOST: u32 = 0xfff;
-    /// As often as a segment without jumbograms can take.
-    const TIMES: u32 = 0x1_0000_u32.div_ceil(MOST);
-    let mut left = bytes;
-    for _ in 0..TIMES {
-        if left == 0 {
-            break;
-        }
-        let now = if left < MOST { left } else { MOST };
-        // SAFETY: the context that the kernel handed to the program.
-        if unsafe { bpf_skb_adjust_room(skb, -(now as i32), 0, 0) } != 0 {
-            return None;
-        }
-        left -= now;
-    }
-    (left == 0).then_some(())
+    Some(new.len)
 }
 
 /// Nobody can tell which bytes these are, nor any that follow: nobody gets them.
 #[inline(always)]
 fn out_of_step(place: Place) -> u32 {
-    // SAFETY: a value of the map, which this program alone uses while the socket is in its map.
-    unsafe { (&raw mut (*place.slot).step).write_volatile(Step::Out as u8) };
-    tally(Tally::OutOfStep);
     for _ in 0..TRIES {
         let word = place.word();
         let done = match word.phase() {

@@ -20,6 +20,7 @@ const TCP_RECV_QUEUE: u32 = 1;
 const TCP_SEND_QUEUE: u32 = 2;
 const ON: u32 = 1;
 const OFF: u32 = 0;
+const OFF_SILENTLY: u32 = u32::MAX;
 
 /// `struct tcp_repair_window`.
 const WINDOW_BYTES: usize = 20;
@@ -43,14 +44,22 @@ const HAS_WINDOW_SCALE: u8 = 4;
 pub fn rewind(stream: &TcpStream, again: u16) -> io::Result<()> {
     const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
     let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
-    while sys::unacknowledged(stream.as_fd())? > 0 {
-        thread::sleep(LOOK_AGAIN_AFTER);
-    }
     let socket = SockRef::from(stream);
-    set(&socket, libc::TCP_REPAIR, ON)?;
+    // The peer must take what comes: what it says meanwhile of its window is ignored as well.
+    let window = loop {
+        if sys::unacknowledged(stream.as_fd())? == 0 {
+            set(&socket, libc::TCP_REPAIR, ON)?;
+            let window: [u8; WINDOW_BYTES] = tcp_option(stream.as_fd(), libc::TCP_REPAIR_WINDOW)?;
+            let [_, _, _, _, a, b, c, d, ..] = window;
+            if u32::from_ne_bytes([a, b, c, d]) > 2 * u32::from(again) {
+                break window;
+            }
+            set(&socket, libc::TCP_REPAIR, OFF_SILENTLY)?;
+        }
+        thread::sleep(LOOK_AGAIN_AFTER);
+    };
     let sent = number(&socket, TCP_SEND_QUEUE)?;
     let received = number(&socket, TCP_RECV_QUEUE)?;
-    let window: [u8; WINDOW_BYTES] = tcp_option(stream.as_fd(), libc::TCP_REPAIR_WINDOW)?;
     let clock: [u8; 4] = tcp_option(stream.as_fd(), libc::TCP_TIMESTAMP)?;
     let segment: [u8; 4] = tcp_option(stream.as_fd(), libc::TCP_MAXSEG)?;
     let [.., flags, scales, _]: [u8; 8] = tcp_option(stream.as_fd(), libc::TCP_INFO)?;

@@ -42,6 +42,7 @@ fn everything_works_here_and_nothing_is_left() {
     let steps = outcomes(&told, "steering");
     for step in [
         "exchange",
+        "again",
         "wake_up",
         "peek",
         "end",
@@ -49,6 +50,7 @@ fn everything_works_here_and_nothing_is_left() {
         "silence",
         "order",
         "unread",
+        "joined",
         "auto",
         "release",
         "race",
@@ -59,9 +61,9 @@ fn everything_works_here_and_nothing_is_left() {
     for step in ["fionread", "wait_all", "splice"] {
         assert!(matches!(steps[step].as_str(), "ok" | "remark"), "{step}: {}", finished.stdout);
     }
-    assert_eq!(steps.len(), 14);
+    assert_eq!(steps.len(), 16);
     let programs = outcomes(&told, "programs");
-    assert_eq!(programs.len(), 9, "{programs:?}");
+    assert_eq!(programs.len(), 10, "{programs:?}");
 
     // Daemons of other tests come and go, but theirs are held by them.
     eventually(SOON, "all programs and maps that are new have a living owner", || {
@@ -99,6 +101,6 @@ fn a_network_without_loopback_ends_steering_only() {
     assert_eq!(finished.status.code(), Some(1), "{}", finished.stdout);
     let steps = outcomes(&told, "steering");
     assert_eq!(steps["exchange"], "failed");
-    assert_eq!(steps.values().filter(|outcome| *outcome == "not_tried").count(), 13);
+    assert_eq!(steps.values().filter(|outcome| *outcome == "not_tried").count(), 15);
     assert!(outcomes(&told, "programs").values().all(|outcome| outcome == "ok"));
 }

@@ -23,6 +23,7 @@ mod kernel;
 mod limits;
 mod membership;
 mod outliers;
+mod programs;
 mod sharing;
 mod steer;
 mod subsets;

@@ -19,7 +19,8 @@ use crate::tools::{self, BPF_TARGET};
 /// The version that `broker/build.rs` looks for.
 const BPF_LINKER_VERSION: &str = "0.13.0";
 
-/// Programs, the packages that contain them, and what they are for.
+/// Programs (or other files, by their whole path), the packages that contain them, and what they are
+/// for.
 const PACKAGES: &[(&str, &str, &str)] = &[
     ("cc", "gcc", "links Rust programs"),
     ("curl", "curl", "a real client in tests and the demo"),
@@ -30,6 +31,18 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("ab", "apache2-utils", "load without keep-alive"),
     ("python3", "python3", "an origin and a client in another language"),
     ("node", "nodejs", "an origin and a client in another language"),
+    ("php", "php-cli", "a client in another language"),
+    ("wget", "wget", "a client that blocks"),
+    (
+        "/usr/lib/python3/dist-packages/aiohttp/__init__.py",
+        "python3-aiohttp",
+        "a client that does not block, in Python",
+    ),
+    (
+        "/usr/lib/python3/dist-packages/requests/__init__.py",
+        "python3-requests",
+        "the usual client in Python",
+    ),
     ("redis-server", "redis-server", "an origin with another protocol"),
     ("etcd", "etcd-server", "a registry of gateways"),
 ];

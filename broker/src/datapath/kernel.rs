@@ -263,7 +263,8 @@ impl Kernel {
             tracing::warn!(reason, "nothing is steered");
         }
         let layout = steering.as_ref().ok().map(|steering| steering.layout().clone());
-        let services = ServiceMaps::new(targets, services, listeners, routes, workers, layout);
+        let steer = (layout, selftest::auto_is_safe(&self_test));
+        let services = ServiceMaps::new(targets, services, listeners, routes, workers, steer);
         Ok(Self {
             sockets: Mutex::new(sockets),
             heartbeats,
@@ -373,6 +374,7 @@ fn steering(programs: &mut Ebpf, layout: &Layout, known: &Known) -> Result<Arc<S
         None => Err(MapError::InvalidName { name: name.to_owned() }),
     };
     let clients = fd(programs, name::CLIENT_SOCKETS).map_err(|e| failed("its maps")(&e))?;
+    let relaying = fd(programs, name::RELAYING_SOCKETS).map_err(|e| failed("its maps")(&e))?;
     let origins = fd(programs, name::ORIGIN_SOCKETS).map_err(|e| failed("its maps")(&e))?;
     let request = program(programs, name::REQUEST)
         .and_then(<&mut SkMsg>::try_from)
@@ -382,6 +384,10 @@ fn steering(programs: &mut Ebpf, layout: &Layout, known: &Known) -> Result<Arc<S
         .and_then(<&mut SkSkb>::try_from)
         .and_then(|p| p.load().and_then(|()| p.attach(&origins)).map(drop));
     response.map_err(|e| failed(name::RESPONSE)(&e))?;
+    let relayed = program(programs, name::RELAYED)
+        .and_then(<&mut SkMsg>::try_from)
+        .and_then(|p| p.load().and_then(|()| p.attach(&relaying)).map(drop));
+    relayed.map_err(|e| failed(name::RELAYED)(&e))?;
     let settled = program(programs, name::SETTLED)
         .and_then(<&mut SchedClassifier>::try_from)
         .and_then(SchedClassifier::load);

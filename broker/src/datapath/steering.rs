@@ -15,12 +15,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use aya::Ebpf;
-use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, MapError, RingBuf, SockHash, SockMap};
+use aya::maps::{
+    ArrayOfMaps, HashMap, Map, MapData, MapError, RingBuf, SkStorage, SockHash, SockMap,
+};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya_obj::generated::bpf_map_type;
 use broker_ebpf::abi::{
-    self, BUCKETS, BUSY, Client, EVENTS_BYTES, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Settled, Step,
-    Tally, WHY_COUNT, name,
+    self, BUCKETS, BUSY, Client, EVENTS_BYTES, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Settled, Tally,
+    WHY_COUNT, name,
 };
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::WhyNot;
@@ -166,7 +168,7 @@ struct Slot {
     worker: AtomicU32,
     head_only: AtomicU8,
     ended: AtomicU8,
-    step: AtomicU8,
+    in_step: AtomicU8,
     zero: AtomicU8,
     next_seq: AtomicU32,
 }
@@ -279,6 +281,8 @@ pub struct Steering {
 struct SocketMaps {
     clients: HashMap<MapData, u64, Client>,
     client_sockets: SockHash<MapData, u64>,
+    relaying_sockets: SockHash<MapData, u64>,
+    client_of: SkStorage<MapData, u64>,
     origin_sockets: SockMap<MapData>,
     origin_slots: HashMap<MapData, u64, u32>,
 }
@@ -302,6 +306,8 @@ impl Steering {
             maps: Mutex::new(SocketMaps {
                 clients: take(programs, name::CLIENTS)?,
                 client_sockets: take(programs, name::CLIENT_SOCKETS)?,
+                relaying_sockets: take(programs, name::RELAYING_SOCKETS)?,
+                client_of: take(programs, name::CLIENT_OF)?,
                 origin_sockets: take(programs, name::ORIGIN_SOCKETS)?,
                 origin_slots: take(programs, name::ORIGIN_SLOTS)?,
             }),
@@ -381,7 +387,7 @@ impl Steering {
         place.origin_idle_s.store(saturated(idle_s), Relaxed);
         place.worker.store(index(worker), Relaxed);
         place.ended.store(0, Relaxed);
-        place.step.store(Step::New as u8, Relaxed);
+        place.in_step.store(0, Relaxed);
         place.word.store(Word::new(Phase::Relay, 0).0, Release);
         let mut maps = lock(&self.maps);
         maps.origin_slots.insert(cookie, index(slot), 0).map_err(map_error)?;
@@ -604,10 +610,21 @@ impl Steering {
         maps.client_sockets.insert(cookie, socket.as_raw_fd(), 0).map_err(map_error)
     }
 
-    /// Takes a client's socket out of the programs' reach.
+    /// From now on what is sent on the daemon's end of a client's connection comes to the client on
+    /// the way of what is redirected.
+    pub fn join_ways(&self, cookie: u64, daemon: BorrowedFd<'_>) -> io::Result<()> {
+        let mut maps = lock(&self.maps);
+        maps.client_of.insert(&daemon, cookie, 0).map_err(map_error)?;
+        maps.relaying_sockets.insert(cookie, daemon.as_raw_fd(), 0).map_err(map_error)
+    }
+
+    /// Takes a client's socket, and the daemon's end of its connection, out of the programs' reach.
+    /// What was redirected to the client and not read is lost.
     pub fn release_client(&self, cookie: u64) {
-        // It may have left meanwhile.
-        lock(&self.maps).client_sockets.remove(&cookie).ok();
+        let mut maps = lock(&self.maps);
+        // It may have left meanwhile, and the daemon's end may never have been there.
+        maps.client_sockets.remove(&cookie).ok();
+        maps.relaying_sockets.remove(&cookie).ok();
     }
 
     /// What the kernel carried so far.

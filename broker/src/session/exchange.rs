@@ -417,7 +417,9 @@ impl Exchanging<'_> {
                 }
                 Progress::Tunnel(_) => return Attempt::Tunnel { tail: step.forward },
                 Progress::More => {
-                    if self.send(&buffer[..step.forward]).await.is_err() {
+                    let left = exchange.borrow().response_left();
+                    let left = left.map(|left| left.saturating_add(step.forward as u64));
+                    if self.send(&buffer[..step.forward], left).await.is_err() {
                         return Attempt::ClientGone;
                     }
                 }
@@ -449,23 +451,25 @@ impl Exchanging<'_> {
         Box::pin(slow).await
     }
 
-    async fn send(self, bytes: &[u8]) -> std::io::Result<()> {
-        self.clear_way().await?;
+    /// Sends to the client; `left` is how much of it, and what follows, is to come.
+    async fn send(self, bytes: &[u8], left: Option<u64>) -> std::io::Result<()> {
+        self.clear_way(left).await?;
         self.client.send_all(bytes, self.context.timeouts.client_stall).await
     }
 
     /// Sends the last bytes before the client's connection is ended.
     async fn send_last(self, bytes: &[u8]) -> std::io::Result<()> {
-        self.clear_way().await?;
+        self.clear_way(Some(bytes.len() as u64)).await?;
         self.client.send_last(bytes, self.context.timeouts.client_stall).await
     }
 
     /// Nothing that is sent from here on overtakes what the kernel has sent.
-    async fn clear_way(self) -> std::io::Result<()> {
+    async fn clear_way(self, left: Option<u64>) -> std::io::Result<()> {
+        let stall = self.context.timeouts.client_stall;
         match self.steered {
             None => Ok(()),
             // Boxed: the commoner clients' tasks must not be larger for these.
-            Some(steered) => Box::pin(steered.clear_way(self.context.timeouts.client_stall)).await,
+            Some(steered) => Box::pin(steered.clear_way(self.client, left, stall)).await,
         }
     }
 
@@ -500,7 +504,11 @@ impl Exchanging<'_> {
             }
             verdict => lease.settle(verdict, exchange.origin_idle_timeout()),
         }
-        let sent = if persists { self.send(tail).await } else { self.send_last(tail).await };
+        let sent = if persists {
+            self.send(tail, Some(tail.len() as u64)).await
+        } else {
+            self.send_last(tail).await
+        };
         if sent.is_err() {
             self.context.metrics.clients_gone.inc();
             After::Abort
@@ -525,7 +533,7 @@ impl Exchanging<'_> {
         ends_when_silent_for: Option<Duration>,
     ) -> After {
         self.context.metrics.exchanges.inc();
-        if self.send(tail).await.is_err() {
+        if self.send(tail, None).await.is_err() {
             self.context.metrics.clients_gone.inc();
             lease.settle(Verdict::Close(CloseReason::ClientGone), None);
             return After::Abort;
@@ -550,7 +558,7 @@ impl Exchanging<'_> {
             }
         };
         self.context.metrics.exchanges.inc();
-        if self.clear_way().await.is_err() {
+        if self.clear_way(None).await.is_err() {
             lease.settle(Verdict::Close(CloseReason::ClientGone), None);
             return After::Abort;
         }
@@ -598,7 +606,8 @@ impl Exchanging<'_> {
 
     async fn refuse(self, failure: Failure, head: bool) -> After {
         tracing::debug!(?failure, "exchange failed");
-        match self.send(failure.response(head).as_bytes()).await {
+        let response = failure.response(head);
+        match self.send(response.as_bytes(), Some(response.len() as u64)).await {
             // The request is still unread, in part or in full.
             Ok(()) => After::Linger,
             Err(_) => After::Abort,

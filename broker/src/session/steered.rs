@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,8 +49,24 @@ pub struct Steered {
     /// The kernel has sent nothing since the daemon last made sure that all was read.
     way_is_clear: Cell<bool>,
     take_overs: Cell<u32>,
+    way: Cell<Way>,
     call: Notify,
 }
+
+/// How what the daemon sends comes to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Nothing was sent yet.
+    Undecided,
+    /// With what the kernel sends; so many bytes came over the network before.
+    Joined(u64),
+    /// Over the network: the kernel serves this client no more.
+    Plain,
+}
+
+/// Longer responses go over the network, which has back-pressure: what the daemon sends on the
+/// kernel's way lies in memory until the client reads it.
+const JOINED_MAX: u64 = 256 << 10;
 
 /// What the programs have for a client's session.
 pub(super) enum Call {
@@ -78,6 +95,7 @@ impl Steered {
             broken: Cell::new(false),
             way_is_clear: Cell::new(false),
             take_overs: Cell::new(0),
+            way: Cell::new(Way::Undecided),
             call: Notify::new(),
         }
     }
@@ -138,18 +156,62 @@ impl Steered {
         Some(dialled.client)
     }
 
-    /// Waits until the client has read all that came from the kernel, so that what the daemon sends
-    /// cannot overtake it. Fails if that takes longer than `stall`, or if the client does not get
-    /// all of it.
-    pub(super) async fn clear_way(&self, stall: Duration) -> io::Result<()> {
-        if self.way_is_clear.get() {
-            return Ok(());
+    /// The kernel serves this client no more. Nothing that it has sent may be unread.
+    pub fn release(&self) {
+        if let Some(cookie) = self.cookie.get() {
+            self.steering.release_client(cookie);
         }
+        self.way.set(Way::Plain);
+    }
+
+    /// Makes sure that what the daemon sends next cannot overtake what the kernel has sent, and
+    /// comes on a way on which the client can tell how much there is to be read; `left` is how much
+    /// is to come, if that is known. Fails if the client takes longer than `stall` to read what it
+    /// has, or if it does not get all of it.
+    pub(super) async fn clear_way(
+        &self,
+        client: &Stream,
+        left: Option<u64>,
+        stall: Duration,
+    ) -> io::Result<()> {
+        if !self.way_is_clear.get() {
+            self.all_is_read(stall).await?;
+            self.way_is_clear.set(true);
+        }
+        let short = left.is_some_and(|left| left <= JOINED_MAX);
+        match self.way.get() {
+            Way::Plain => {}
+            Way::Joined(_) if short => {}
+            Way::Undecided if short && self.join_ways(client) => {}
+            way => {
+                if way != Way::Undecided {
+                    // The client would lose what it has not read.
+                    self.all_is_read(stall).await?;
+                }
+                self.release();
+            }
+        }
+        Ok(())
+    }
+
+    fn join_ways(&self, client: &Stream) -> bool {
+        if self.cookie.get().is_none() {
+            self.cookie.set(self.look_up());
+        }
+        // Without a cookie, the client is gone.
+        let Some(cookie) = self.cookie.get() else { return true };
+        let joined = self.steering.join_ways(cookie, client.as_fd());
+        if let Err(error) = &joined {
+            tracing::debug!(%error, "a client is served by the daemon only");
+        }
+        self.way.set(Way::Joined(client.sent()));
+        joined.is_ok()
+    }
+
+    async fn all_is_read(&self, stall: Duration) -> io::Result<()> {
         tokio::time::timeout(stall, self.settled())
             .await
-            .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))?;
-        self.way_is_clear.set(true);
-        Ok(())
+            .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))
     }
 
     async fn settled(&self) -> io::Result<()> {
@@ -169,6 +231,10 @@ impl Steered {
 
     /// Waits until the end of the connection cannot overtake what the kernel has sent.
     pub(super) async fn may_end(&self) {
+        // Nothing but the daemon's own bytes is on its way.
+        if self.way_is_clear.get() {
+            return;
+        }
         if self.cookie.get().is_none() {
             // No event has told which client this is.
             self.cookie.set(self.look_up());
@@ -194,9 +260,10 @@ impl Steered {
     pub(super) fn done(&self, client: &Stream) {
         if let Some(cookie) = self.cookie.get()
             && self.take_overs.get() < TAKE_OVERS_MAX
+            && let Way::Joined(sent) = self.way.get()
         {
             self.way_is_clear.set(false);
-            self.steering.set_free(cookie, client.sent(), client.received());
+            self.steering.set_free(cookie, sent, client.received());
         }
     }
 }

@@ -321,7 +321,6 @@ impl Service {
 
     /// A client needs the daemon. `false` if it is none of this service.
     pub(super) fn client_called(self: &Rc<Self>, kind: EventKind, client: u64, ends: Ends) -> bool {
-        let Some(steering) = &self.steering else { return false };
         if !self.backlogs.iter().any(|(_, address, _)| *address == ends.1) {
             return false;
         }
@@ -329,7 +328,7 @@ impl Service {
         let Some(session) = self.session(ends) else { return false };
         session.is(client);
         if kind == EventKind::Blocking {
-            steering.release_client(client);
+            session.release();
         }
         true
     }

@@ -207,6 +207,16 @@ impl Exchange {
         self.answer.is_some()
     }
 
+    /// How many more bytes the response has, if that is known.
+    #[must_use]
+    pub fn response_left(&self) -> Option<u64> {
+        match &self.response {
+            Phase::Done => Some(0),
+            Phase::Body(Body::Length(left)) => Some(*left),
+            _ => None,
+        }
+    }
+
     /// The status of the final response.
     #[must_use]
     pub fn status(&self) -> Option<u16> {

@@ -85,6 +85,7 @@ pub fn programs() -> Result<Vec<Taken>, LoadError> {
         load(name::GETPEERNAME[1], "clients see the address that they dialled (IPv6)"),
         load(name::REQUEST, "steering: sends requests to origins"),
         load(name::RESPONSE, "steering: sends responses to clients"),
+        load(name::RELAYED, "steering: keeps what the daemon sends in order"),
         load(name::SETTLED, "steering: tells what clients have read"),
     ])
 }

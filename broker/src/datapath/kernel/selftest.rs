@@ -77,7 +77,7 @@ pub enum Outcome {
 type Try = fn(&Ground<'_>) -> anyhow::Result<Option<String>>;
 
 /// What is tried, in this order. Most other steps mean little if an earlier one fails.
-const STEPS: [(&str, &str, Try); 15] = [
+const STEPS: [(&str, &str, Try); 16] = [
     ("exchange", "requests reach an origin and responses their client, byte for byte", exchange),
     ("again", "bytes that an origin's TCP sends twice count once", again),
     ("wake_up", "poll, epoll and sleeping readers notice redirected bytes", wake_up),
@@ -87,10 +87,11 @@ const STEPS: [(&str, &str, Try); 15] = [
     ("silence", "bytes and ends on idle origin sockets are noticed", silence),
     ("order", "nothing is redirected past what the daemon has sent", order),
     ("unread", "the daemon sends nothing past what was redirected", unread),
+    ("joined", "what the daemon sends lies behind what was redirected", joined),
     ("auto", "blocking clients are told from nonblocking ones", auto),
     ("release", "sockets that leave their maps go on as plain TCP", release),
     ("race", "nothing is lost if that happens while somebody sends", race),
-    ("fionread", "FIONREAD tells how many redirected bytes there are", fionread),
+    (FIONREAD, "FIONREAD tells how many bytes there are to be read", fionread),
     ("wait_all", "MSG_WAITALL waits for redirected bytes", wait_all),
     ("splice", "splice(2) moves redirected bytes", splice_out),
 ];
@@ -146,6 +147,14 @@ pub(super) fn verdict(steps: &[Step]) -> Result<(), String> {
     });
     failure.map_or(Ok(()), Err)
 }
+
+/// Whether programs that know nothing of it may be steered: those that ask how much there is to be
+/// read must get the right answer.
+pub(super) fn auto_is_safe(steps: &[Step]) -> bool {
+    steps.iter().any(|step| step.name == FIONREAD && step.outcome == Outcome::Passed)
+}
+
+const FIONREAD: &str = "fionread";
 
 fn exchange(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     let parties = ground.parties()?;
@@ -348,6 +357,31 @@ fn unread(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     Ok(None)
 }
 
+/// The daemon's bytes come on the way of redirected ones, whether those were read or not, and the
+/// end of the connection comes after them.
+fn joined(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
+    let parties = ground.parties()?;
+    ground.steering.join_ways(parties.cookie, parties.daemon.as_fd())?;
+    parties.is_steered(&parties.request()?)?;
+    let redirected = parties.respond(300)?;
+    let sent = [response(50_000), response(1000)];
+    for bytes in &sent {
+        (&parties.daemon).write_all(bytes).context("the daemon's response")?;
+    }
+    parties.client_reads(&[&redirected[..], &sent[0], &sent[1]].concat())?;
+    // Nothing of that came over the network.
+    ground.steering.set_free(parties.cookie, 0, 0);
+    parties.exchange(100).context("after the daemon was done")?;
+    let ended = watch(&parties.client, EpollFlags::EPOLLRDHUP)?;
+    (&parties.daemon).write_all(&sent[0])?;
+    parties.daemon.shutdown(Shutdown::Write)?;
+    ensure!(wakes(&ended, PATIENCE)?, "the client does not notice the end");
+    receive(&parties.client, &sent[0], "the client")?;
+    let n = (&parties.client).read(&mut [0; 64]).context("reading the end")?;
+    ensure!(n == 0, "{n} bytes instead of the end");
+    Ok(None)
+}
+
 fn auto(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     ground.steer(abi::Steer::Auto)?;
     let done = (|| {
@@ -485,11 +519,15 @@ fn fionread(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     ask(bytes.len() - 100, " of which some were read")?;
     parties.client_reads(&bytes[100..])?;
     ask(0, "")?;
+    ground.steering.join_ways(parties.cookie, parties.daemon.as_fd())?;
     (&parties.daemon).write_all(&bytes)?;
     ensure!(readable(&parties.client)?, "the client does not become readable");
-    ask(bytes.len(), " that were not redirected")?;
+    ask(bytes.len(), " of the daemon's")?;
     parties.client_reads(&bytes)?;
-    Ok((!wrong.is_empty()).then(|| format!("FIONREAD answers {}", wrong.join(", "))))
+    Ok((!wrong.is_empty()).then(|| {
+        let wrong = wrong.join(", ");
+        format!("FIONREAD answers {wrong}: `steer = \"auto\"` steers nobody")
+    }))
 }
 
 fn wait_all(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {

@@ -30,6 +30,8 @@ pub(super) struct ServiceMaps {
     workers: usize,
     /// Where the slots of steered services are; `None` if nothing can be steered.
     layout: Option<Layout>,
+    /// Whether clients of a service that does not ask for it by name may be steered.
+    auto: bool,
     /// Every prefix in `targets` with its slot.
     active: HashMap<Prefix, u32>,
     /// The first slot of the half that `active` does not refer to.
@@ -46,10 +48,10 @@ impl ServiceMaps {
         listeners: Array<MapData, Listeners>,
         routes: Array<MapData, Route>,
         workers: usize,
-        layout: Option<Layout>,
+        (layout, auto): (Option<Layout>, bool),
     ) -> Self {
         let active = HashMap::new();
-        Self { targets, services, listeners, routes, workers, layout, active, free: 0 }
+        Self { targets, services, listeners, routes, workers, layout, auto, active, free: 0 }
     }
 
     /// Makes these the intercepted services. If that fails, the old ones stay.
@@ -95,13 +97,17 @@ impl ServiceMaps {
             self.workers
         );
         let mut value = service_value(service)?;
+        if service.steer == Steer::Auto && !self.auto {
+            value.steer = abi::Steer::Relay as u32;
+        }
         let position = service.service as usize;
         for (worker, listeners) in service.listeners.iter().enumerate() {
             let index = map_index(slot * WORKERS_MAX + worker);
             self.listeners.set(index, listeners_value(listeners), 0)?;
             let layout = self.layout.as_ref();
             let first_group = layout.and_then(|layout| layout.first_group(position, worker));
-            let route = if let (Some(layout), Some(first)) = (layout, first_group) {
+            let steers = value.steer != abi::Steer::Relay as u32;
+            let route = if let (Some(layout), Some(first), true) = (layout, first_group, steers) {
                 Route {
                     first_group: map_index(first),
                     origins: map_index(layout.places(position)),
