@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -79,6 +79,12 @@ impl Daemon {
     /// A connection to its admin socket, for whatever is not a request.
     pub fn admin(&self) -> io::Result<UnixStream> {
         UnixStream::connect(&self.admin)
+    }
+
+    /// Where its admin socket is, for the commands that ask it.
+    #[must_use]
+    pub fn admin_socket(&self) -> &Path {
+        &self.admin
     }
 
     /// The process, for signals, memory and processor time.

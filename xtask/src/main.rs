@@ -80,7 +80,13 @@ fn main() -> ExitCode {
             Built::lab(RELEASE).and_then(|b| b.exec("broker-lab", "torture", &rest.args))
         }
         Task::Stats(rest) => {
-            Built::daemon(RELEASE).and_then(|b| b.exec("broker", "stats", &rest.args))
+            let mut args = rest.args;
+            let plain =
+                !args.iter().any(|arg| ["--json", "--watch"].iter().any(|a| arg.starts_with(a)));
+            if plain {
+                args.push("--explain".to_owned());
+            }
+            Built::daemon(RELEASE).and_then(|b| b.exec("broker", "stats", &args))
         }
         Task::Observe(rest) => {
             Built::daemon(RELEASE).and_then(|b| b.exec("broker", "observe", &rest.args))

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use super::interval;
 use crate::admin::fetch_snapshot;
 use crate::report::Screen;
+use crate::report::explain::render_all;
 use crate::report::stats::{View, render};
 use crate::stats::Snapshot;
 
@@ -32,7 +33,13 @@ pub struct Args {
     /// Show what has changed since the snapshot in a file.
     #[arg(long, value_name = "FILE")]
     pub since: Option<PathBuf>,
+    /// Look for a second longer, and tell why clients of any service fail (see `explain`).
+    #[arg(long, conflicts_with_all = ["watch", "json"])]
+    pub explain: bool,
 }
+
+/// How long is looked for what is rising.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub async fn run(args: &Args, screen: Screen, out: &mut impl Write) -> anyhow::Result<()> {
@@ -58,6 +65,11 @@ pub async fn run(args: &Args, screen: Screen, out: &mut impl Write) -> anyhow::R
             out.write_all(text.as_bytes())?;
         }
         out.flush()?;
+        if args.explain {
+            tokio::time::sleep(LOOK).await;
+            let later = fetch_snapshot(&args.socket).await?;
+            out.write_all(render_all(&now, &later, screen.style).as_bytes())?;
+        }
         let Some(pause) = args.watch else { return Ok(()) };
         previous = Some(now);
         tokio::time::sleep(pause).await;
@@ -109,7 +121,8 @@ mod tests {
         let file = folder.path().join("before.json");
         let listener = admin::bind(&socket).unwrap();
         let server = tokio::spawn(admin::serve(listener, Arc::new(Daemon), std::future::pending()));
-        let args = Args { socket, json: false, watch: None, save: None, since: None };
+        let args =
+            Args { socket, json: false, watch: None, save: None, since: None, explain: false };
         let screen = Screen { style: Style::PLAIN, height: None };
         let show = async |args: Args| {
             let mut out = Vec::new();
@@ -119,6 +132,8 @@ mod tests {
 
         let shown = show(Args { save: Some(file.clone()), ..args.clone() }).await.unwrap();
         assert!(shown.contains("no programs: test"), "{shown}");
+        let shown = show(Args { explain: true, ..args.clone() }).await.unwrap();
+        assert!(shown.ends_with("nothing here makes clients fail now\n"), "{shown}");
         let since = Args { since: Some(file.clone()), ..args.clone() };
         let shown = show(since.clone()).await.unwrap();
         assert!(shown.contains("change within 0 ms"), "{shown}");

@@ -294,9 +294,42 @@ fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
+/// What is not in order in any service, from two snapshots a moment apart.
+#[must_use]
+pub fn render_all(before: &Snapshot, now: &Snapshot, style: Style) -> String {
+    let mut out = String::from("\n");
+    let mut causes = false;
+    for service in &now.services {
+        let mut findings = explain(&service.name, before, now).unwrap_or_default();
+        findings.retain(|finding| finding.weight != Weight::Fine);
+        causes |= is_explained(&findings);
+        if !findings.is_empty() {
+            out.push_str(&lines(&service.name, &findings, style));
+        }
+    }
+    if !causes {
+        out.push_str(NO_CAUSE);
+    }
+    out
+}
+
+const NO_CAUSE: &str = "  nothing here makes clients fail now\n";
+
+fn is_explained(findings: &[Finding]) -> bool {
+    findings.iter().any(|finding| finding.weight == Weight::Cause)
+}
+
 /// The findings as text.
 #[must_use]
 pub fn render(service: &str, findings: &[Finding], style: Style) -> String {
+    let mut out = lines(service, findings, style);
+    if !is_explained(findings) {
+        out.push_str(NO_CAUSE);
+    }
+    out
+}
+
+fn lines(service: &str, findings: &[Finding], style: Style) -> String {
     let mut out = format!("{}\n", style.paint(Paint::Bold, service));
     for finding in findings {
         let (mark, paint) = match finding.weight {
@@ -311,10 +344,6 @@ pub fn render(service: &str, findings: &[Finding], style: Style) -> String {
             write!(out, "  [{setting}]").ok();
         }
         out.push('\n');
-    }
-    let causes = findings.iter().any(|f| f.weight == Weight::Cause);
-    if !causes {
-        out.push_str("  nothing here makes clients fail now\n");
     }
     out
 }
