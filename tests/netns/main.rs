@@ -12,6 +12,7 @@ mod counting;
 mod demonstration;
 mod doctor;
 mod eds;
+mod exhaustion;
 mod explain;
 mod failure;
 mod fleet;

@@ -1,0 +1,83 @@
+//! The host runs out of descriptors, or of ports: the daemon waits, counts, and recovers.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use harness::origin::scripted::{Peer, Scripted};
+use harness::{Client, Daemon, Lab, Launch, eventually};
+
+use crate::support::{SOON, Service, Setup, listen};
+
+/// Changes the daemon's limit of descriptors while it runs.
+fn limit_descriptors(setup: &mut Setup, limit: u64) {
+    let pid = setup.daemon.process().pid().to_string();
+    let prlimit = Launch::new("prlimit").args(["--pid", &pid]);
+    let done = prlimit.arg(format!("--nofile={limit}:")).output(SOON);
+    done.unwrap().success().unwrap();
+}
+
+/// The numbers of the daemon's descriptors. The limit is one of these numbers.
+fn descriptors(setup: &mut Setup) -> BTreeSet<u64> {
+    let pid = setup.daemon.process().pid();
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().parse().unwrap()).collect()
+}
+
+#[test]
+fn without_descriptors_clients_wait_and_nothing_spins() {
+    let mut setup = Service { pool: "prewarm = 0", ..Service::default() }.start(Peer::serve);
+    setup.get("/before");
+    let limit = descriptors(&mut setup).len() as u64 + 10;
+    limit_descriptors(&mut setup, limit);
+    // They say something, so that they are not kept in the kernel's queue.
+    let mut clients: Vec<Client> = (0..40).map(|_| setup.client()).collect();
+    for client in &mut clients {
+        client.send("GET /w").unwrap();
+    }
+    eventually(SOON, "all are taken", || {
+        let taken = descriptors(&mut setup);
+        (0..limit).all(|number| taken.contains(&number))
+    });
+    let spent = setup.daemon.process().cpu_time().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let spent = setup.daemon.process().cpu_time().unwrap() - spent;
+    assert!(spent < Duration::from_millis(500), "{spent:?} of one second");
+
+    // Those who were accepted leave, and those who waited have their turn.
+    let last = clients.split_off(clients.len() - 5);
+    drop(clients);
+    for mut client in last {
+        client.send("aiting HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        assert!(client.response().unwrap().text().ends_with(" /waiting"));
+    }
+    limit_descriptors(&mut setup, limit + 100);
+    setup.get("/after");
+    let tries = setup.daemon.service().unwrap().accept_failed;
+    assert!((1..200).contains(&tries), "{tries} tries");
+}
+
+#[test]
+fn without_ports_those_that_are_open_serve_and_more_come_later() {
+    let service = Service {
+        pool: "prewarm = 8\nbackoff_base = \"50ms\"\nbackoff_max = \"200ms\"",
+        ..Service::default()
+    };
+    let lab = Lab::new(1).unwrap();
+    let _origin = Scripted::http(&lab.origins, lab.origin(0)).unwrap();
+    lab.host.sysctl("ipv4.ip_local_port_range", "40000 40003").unwrap();
+    let daemon = Daemon::spawn(&lab, &service.render(&lab)).unwrap();
+    let origin = || daemon.service().map(|service| service.origins[0].clone());
+    eventually(SOON, "all ports are used, and more are tried", || {
+        origin().is_ok_and(|o| o.idle == 4 && o.dial_failed > 2)
+    });
+    let before = origin().unwrap().dial_failed;
+    std::thread::sleep(Duration::from_secs(1));
+    let tries = origin().unwrap().dial_failed - before;
+    assert!(tries <= 100, "{tries} dials in a second");
+
+    lab.host.sysctl("ipv4.ip_local_port_range", "40000 41001").unwrap();
+    eventually(SOON, "the others are opened", || origin().is_ok_and(|o| o.idle == 8));
+    let response = Client::get_once(&lab.host, listen(&lab), "/after").unwrap();
+    assert!(response.text().ends_with(" /after"));
+}
