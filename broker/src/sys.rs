@@ -69,6 +69,7 @@ pub(crate) fn tcp_option<const N: usize>(
 pub(crate) fn put_in_place(of: BorrowedFd<'_>, socket: OwnedFd) -> io::Result<()> {
     // SAFETY: both descriptors are open. Whoever owns `of` still owns an open socket afterwards.
     let result = unsafe { libc::dup3(socket.as_raw_fd(), of.as_raw_fd(), libc::O_CLOEXEC) };
+    drop(socket);
     Errno::result(result)?;
     Ok(())
 }

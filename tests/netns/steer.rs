@@ -136,7 +136,7 @@ fn an_origin_that_dies_in_mid_response_ends_its_client_and_no_other() {
 
 /// A body in which every place is different.
 fn numbered(len: usize) -> String {
-    (0..len / 8).map(|n| format!("{n:08}")).collect()
+    (0..len / 8).flat_map(|n| format!("{n:08}").into_bytes()).map(char::from).collect()
 }
 
 /// An origin whose TCP sends the last bytes of the first half of each response again, with the
