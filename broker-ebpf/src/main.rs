@@ -10,7 +10,6 @@
 #![expect(clippy::inline_always, reason = "the verifier follows bounds within a function only")]
 
 mod atomic;
-
 mod connect;
 mod context;
 mod getpeername;

@@ -21,8 +21,10 @@ pub struct New {
 }
 
 /// Cuts off what has come before; `next_seq` is the number of the next byte, if that is `known` from
-/// the segment before. (An `Option` would be a value that the verifier has not seen written.) `None` if it cannot be told which bytes these are: then they are for nobody, and nor
-/// is anything after them, which this answers as long as the caller's number stays the same.
+/// the segment before. (Of an `Option` the verifier would say that it was not written.)
+///
+/// `None` if it cannot be told which bytes these are: then they are for nobody, and nor is anything
+/// after them, which this answers as long as the caller's number stays the same.
 #[inline(always)]
 pub fn new_bytes(skb: *mut __sk_buff, known: bool, next_seq: u32) -> Option<New> {
     // SAFETY: the context that the kernel handed to the program.

@@ -289,8 +289,9 @@ pub(super) struct HealthCheck {
 pub(super) struct Pool {
     /// Default 2 (but at most `max_idle` and `max_connections`): the first request finds a warm
     /// socket and so does one beside it. Where an origin closes connections that nobody has used,
-    /// those are opened again only once somebody has had to wait, except for so many in all. 0 for `route = "dialled"`: an address that somebody
-    /// dialled once has not asked for more connections than that.
+    /// those are opened again only once somebody has had to wait, except for so many in all. 0 for
+    /// `route = "dialled"`: an address that somebody dialled once has not asked for more connections
+    /// than that.
     pub prewarm: Option<usize>,
     /// Default 100 per second: a fleet that is replaced at once is warm again within seconds, and
     /// its handshakes stay far below what any origin's accept queue bears.
