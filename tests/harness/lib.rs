@@ -16,6 +16,7 @@ pub mod netns;
 pub mod process;
 
 pub mod origin;
+pub mod peer;
 
 pub mod client;
 pub mod control_plane;

@@ -1,6 +1,6 @@
 //! Servers for the broker to talk to: real ones, and one that does as it is told.
 
-pub mod haproxy;
+pub mod census;
 pub mod nginx;
 pub mod scripted;
 

@@ -1,79 +1,22 @@
 //! Limits hold to the last one, whoever asks at the same time, and nobody who may wait is refused.
 
-use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool, AtomicUsize,
-    Ordering::{AcqRel, Acquire, Release},
+    AtomicBool,
+    Ordering::{Acquire, Release},
 };
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use harness::load::{self, Mode, Plan};
-use harness::origin::scripted::{Peer, Scripted};
+use harness::origin::census::Census;
 use harness::{Client, Daemon, Lab, eventually};
-use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, recv};
 
 use crate::support::{SOON, Service, addresses, listen};
-
-/// Counts the connections that origins have, exactly: at each new one, those that have not ended.
-#[derive(Default)]
-struct Census {
-    streams: Mutex<Vec<TcpStream>>,
-    peak: AtomicUsize,
-}
-
-impl Census {
-    fn enter(&self, stream: TcpStream) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        // The end of a connection comes before the beginning of one that was opened after it.
-        streams.retain(is_open);
-        streams.push(stream);
-        self.peak.fetch_max(streams.len(), AcqRel);
-    }
-
-    /// Forgets the peak.
-    fn take_peak(&self) -> usize {
-        self.peak.swap(0, AcqRel)
-    }
-}
-
-fn is_open(stream: &TcpStream) -> bool {
-    let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-    match recv(stream.as_raw_fd(), &mut [0], look) {
-        Ok(bytes) => bytes > 0,
-        Err(error) => error == Errno::EAGAIN,
-    }
-}
-
-/// Origins that answer after a moment, and whose connections are counted.
-fn origins(lab: &Lab, census: &Arc<Census>) -> Vec<Scripted> {
-    let origin = |address: SocketAddr| {
-        let census = Arc::clone(census);
-        let script = move |peer: &mut Peer| -> io::Result<()> {
-            census.enter(peer.stream()?);
-            while let Some(request) = peer.request()? {
-                std::thread::sleep(Duration::from_millis(2));
-                let id = request.header("x-request-id").unwrap_or("-").to_owned();
-                peer.send(format!(
-                    "HTTP/1.1 200 OK\r\nX-Request-Id: {id}\r\nContent-Length: {}\r\n\r\n{id}\n",
-                    id.len() + 1
-                ))?;
-            }
-            Ok(())
-        };
-        Scripted::start(&lab.origins, address, script).unwrap()
-    };
-    lab.all_origins().into_iter().map(origin).collect()
-}
 
 /// 200 clients at once, at a limit of 10.
 fn bursts(way: &str, workers: usize, count: u8, prewarm: usize) {
     let lab = Lab::new(count).unwrap();
-    let census = Arc::<Census>::default();
-    let _origins = origins(&lab, &census);
+    let census = Census::start(&lab).unwrap();
     let clients = if way == "relay" {
         format!("listen = [\"{}\"]", listen(&lab))
     } else {
@@ -113,8 +56,7 @@ fn no_burst_opens_one_connection_too_many_and_all_are_served() {
 #[test]
 fn each_origin_has_a_limit_that_all_workers_share() {
     let lab = Lab::new(2).unwrap();
-    let census = Arc::<Census>::default();
-    let _origins = origins(&lab, &census);
+    let census = Census::start(&lab).unwrap();
     let service =
         Service { workers: 4, limits: "max_connections_per_origin = 3", ..Service::default() };
     let _daemon = Daemon::start(&lab, &service.render(&lab)).unwrap();

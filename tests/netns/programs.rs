@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use harness::origin::{haproxy, nginx};
+use harness::origin::nginx;
+use harness::peer::{self, Job, Proxy};
 use harness::{Daemon, Lab, Process};
 
 use crate::support::addresses;
@@ -255,11 +256,20 @@ fn wrk() {
 
 /// A proxy whose own connections to the service are intercepted, and clients of the proxy.
 #[track_caller]
-fn check_proxy(start: impl Fn(&Lab, SocketAddr, SocketAddr) -> Process) {
+fn check_proxy(start: impl Fn(&Proxy<'_>) -> anyhow::Result<Process>) {
     for steer in ["auto", "kernel"] {
         let setup = Setup::new(steer);
         let listen = SocketAddr::from((setup.lab.host_ip(), 8080));
-        let _proxy = start(&setup.lab, listen, setup.lab.vip());
+        let lab = &setup.lab;
+        let proxy = Proxy {
+            lab,
+            cgroup: &lab.clients_cgroup,
+            listen,
+            origins: &[lab.vip()],
+            workers: 2,
+            job: Job::Throughput,
+        };
+        let _process = start(&proxy).unwrap();
         for script in [CURL, NODE] {
             assert_eq!(setup.ask(script, listen), expected(), "{steer}");
         }
@@ -269,10 +279,10 @@ fn check_proxy(start: impl Fn(&Lab, SocketAddr, SocketAddr) -> Process) {
 
 #[test]
 fn nginx_as_a_client() {
-    check_proxy(|lab, listen, to| nginx::proxy(lab, &lab.clients_cgroup, listen, &[to]).unwrap());
+    check_proxy(peer::nginx::start);
 }
 
 #[test]
 fn haproxy_as_a_client() {
-    check_proxy(|lab, listen, to| haproxy::proxy(lab, &lab.clients_cgroup, listen, &[to]).unwrap());
+    check_proxy(peer::haproxy::start);
 }

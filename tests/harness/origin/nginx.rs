@@ -1,13 +1,11 @@
-//! nginx, as an origin and as a proxy to compare with.
+//! nginx, as an origin.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use nix::sys::signal::Signal;
 
-use crate::cgroup::Cgroup;
 use crate::lab::Lab;
 use crate::origin::listening;
 use crate::process::{Launch, Process};
@@ -58,35 +56,8 @@ pub fn origin_at(lab: &Lab, listen: &[SocketAddr], directives: &str) -> Result<P
     Ok(server)
 }
 
-/// Starts nginx as a reverse proxy in front of `origins`, set up as its documentation recommends
-/// for throughput: upstream keep-alive, no access log, one worker for each of the two cores.
-pub fn proxy(
-    lab: &Lab,
-    cgroup: &Cgroup,
-    listen: SocketAddr,
-    origins: &[SocketAddr],
-) -> Result<Process> {
-    let mut servers = String::new();
-    for origin in origins {
-        write!(servers, "server {origin}; ")?;
-    }
-    let http = format!(
-        "tcp_nodelay on; keepalive_requests 1000000000; keepalive_timeout 3600s; \
-         upstream origins {{ {servers} keepalive 64; keepalive_requests 1000000000; \
-         keepalive_timeout 3600s; }} \
-         server {{ listen {listen} backlog=4096 reuseport; location / {{ \
-         proxy_pass http://origins; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
-         }} }}"
-    );
-    let mut server = start(lab, "worker_processes 2;", &http, |nginx| {
-        // The master takes its workers along.
-        nginx.netns(&lab.host).cgroup(cgroup).death_signal(Signal::SIGTERM)
-    })?;
-    listening(&lab.host, listen, &mut server)?;
-    Ok(server)
-}
-
-fn start(
+/// Starts nginx with directives for its processes and its `http` block.
+pub(crate) fn start(
     lab: &Lab,
     processes: &str,
     http: &str,

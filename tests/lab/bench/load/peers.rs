@@ -1,17 +1,14 @@
 //! Who is measured.
 //!
-//! Each proxy is set up as its own documentation recommends for this job: two event loops for two
-//! cores, keep-alive on both sides, origin connections shared between clients, no access log, no
-//! limit on requests per connection (it would add handshakes that say nothing of the proxy). All
-//! listen on an address of the host, as a separate proxy does. Twice more the broker runs as it is
-//! meant to, intercepting, which the others cannot do: once relaying everything, and once steering
-//! in the kernel.
+//! All listen on an address of the host, as a separate proxy does, with two event loops for two
+//! cores. Twice more the broker runs as it is meant to, intercepting, which the others cannot do:
+//! once relaying everything, and once steering in the kernel.
 
 use std::net::SocketAddr;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use harness::origin::{haproxy, nginx};
+use harness::peer::{Job, Proxy, haproxy, nginx};
 use harness::{Cgroup, Daemon, Lab, Process};
 use serde::Serialize;
 
@@ -56,13 +53,13 @@ impl Peer {
 /// The proxies that run.
 #[derive(Debug)]
 pub(super) struct Peers<'a> {
-    running: Vec<Proxy>,
+    running: Vec<Running>,
     lab: &'a Lab,
 }
 
 /// One proxy. Fields are dropped in this order: the program ends before its cgroup.
 #[derive(Debug)]
-struct Proxy {
+struct Running {
     _program: Program,
     peer: Peer,
     cgroup: Cgroup,
@@ -82,21 +79,25 @@ impl<'a> Peers<'a> {
             let listen = SocketAddr::new(lab.host_ip(), peer.port());
             let origins = lab.all_origins();
             let cgroup = lab.party(peer.name())?;
+            let proxy = Proxy {
+                lab,
+                cgroup: &cgroup,
+                listen,
+                origins: &origins,
+                workers: 2,
+                job: Job::Throughput,
+            };
             let program = match peer {
                 Peer::Direct => continue,
-                Peer::Haproxy => {
-                    Program::Peer { _process: haproxy::proxy(lab, &cgroup, listen, &origins)? }
-                }
-                Peer::Nginx => {
-                    Program::Peer { _process: nginx::proxy(lab, &cgroup, listen, &origins)? }
-                }
+                Peer::Haproxy => Program::Peer { _process: haproxy::start(&proxy)? },
+                Peer::Nginx => Program::Peer { _process: nginx::start(&proxy)? },
                 Peer::Broker | Peer::Relay | Peer::Kernel => {
                     let config = broker_config(lab, peer, listen, &origins);
                     let daemon = Daemon::start_as(lab, &cgroup, &config)?;
                     Program::Broker { _daemon: Box::new(daemon) }
                 }
             };
-            running.push(Proxy { _program: program, peer, cgroup });
+            running.push(Running { _program: program, peer, cgroup });
         }
         Ok(Self { running, lab })
     }
