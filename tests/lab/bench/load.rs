@@ -1,4 +1,4 @@
-//! The broker beside its peers, in one run and interleaved, so that whatever else the machine does
+//! How much is carried, in one run and interleaved, so that whatever else the machine does
 //! hits all of them alike.
 //!
 //! What is compared: CPU time per request holds up on a noisy machine, requests per second much
@@ -27,7 +27,7 @@ use crate::text;
 /// How many nginx origins there are.
 const ORIGINS: u8 = 4;
 
-/// Options of `bench`.
+/// Options of `bench` itself.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
     /// A subset in under two minutes: 32 clients only, medians of 3.
@@ -106,6 +106,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
                 };
                 let run = measure::run(&lab, peers.cgroup(peer), &plan, |_| {
                     progress.show(&format!("{:<16} {:<8}", cell.name(), peer.name()), done, all);
+                    Ok(())
                 })?;
                 done += 1;
                 others += run.cpu.others;
