@@ -90,8 +90,13 @@ pub struct Report {
     pub p50_us: u64,
     /// 99th percentile.
     pub p99_us: u64,
+    /// 999th of 1000.
+    pub p999_us: u64,
     /// The slowest.
     pub max_us: u64,
+    /// The longest time in which no request was answered as it should be, from the first such
+    /// answer until no more requests are begun.
+    pub pause_max: Duration,
 }
 
 impl Report {
@@ -105,6 +110,16 @@ impl Report {
     #[must_use]
     pub fn error_count(&self) -> u64 {
         self.errors.values().sum()
+    }
+
+    /// Number of those that failed by a response of 500 or above.
+    #[must_use]
+    pub fn server_error_count(&self) -> u64 {
+        let kinds = self
+            .errors
+            .iter()
+            .filter(|(kind, _)| connection::SERVER_ERRORS.contains(&kind.as_str()));
+        kinds.map(|(_, count)| count).sum()
     }
 }
 

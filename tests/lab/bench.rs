@@ -1,5 +1,7 @@
-//! The broker beside its peers: how much they carry, and how exact their limits are.
+//! The broker beside its peers: how much they carry, how exact their limits are, and what clients
+//! notice of an origin that fails.
 
+mod faults;
 mod limits;
 mod load;
 mod peers;
@@ -22,6 +24,8 @@ pub(crate) struct Options {
 enum Which {
     /// Connections that origins see of 200 clients who come at once, at a limit of 10.
     Limits(limits::Options),
+    /// What clients notice when one of eight origins answers 500, is killed, or hangs.
+    Faults(faults::Options),
 }
 
 /// Measures and shows. Whether the broker did what it must.
@@ -29,5 +33,6 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     match &options.which {
         None => load::run(&options.load),
         Some(Which::Limits(options)) => limits::run(options),
+        Some(Which::Faults(options)) => faults::run(options),
     }
 }

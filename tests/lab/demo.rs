@@ -71,6 +71,7 @@ fn direct(options: &Options, progress: &mut Progress) -> Result<Half> {
     let plan = plan(options, &lab);
     let run = measure::run(&lab, None, &plan, |done| {
         progress.show("direct  ", done, options.requests);
+        Ok(())
     })?;
     let host_handshakes = run.host_active_opens;
     Ok(Half { run, host_handshakes, counted_by: "ActiveOpens", prewarmed: 0 })
@@ -87,6 +88,7 @@ fn brokered(options: &Options, progress: &mut Progress) -> Result<Half> {
     let plan = plan(options, &lab);
     let mut run = measure::run(&lab, Some(&lab.proxy_cgroup), &plan, |done| {
         progress.show("brokered", done, options.requests);
+        Ok(())
     })?;
     run.origin_handshakes = lab.origin_counters().since(&before).passive_opens().try_into()?;
     let endpoints = daemon.snapshot()?.endpoints;

@@ -66,12 +66,12 @@ impl Run {
 }
 
 /// Runs `plan` in `lab`; `proxy` is the cgroup whose processor time counts as the proxy's.
-/// `progress` is told the number of finished requests now and then.
+/// `meanwhile` is called all the time, with the number of finished requests.
 pub(crate) fn run(
     lab: &Lab,
     proxy: Option<&Cgroup>,
     plan: &Plan,
-    mut progress: impl FnMut(u64),
+    mut meanwhile: impl FnMut(u64) -> Result<()>,
 ) -> Result<Run> {
     interrupt::check()?;
     let told = lab.directory().join("progress");
@@ -82,7 +82,7 @@ pub(crate) fn run(
     while generator.is_running() {
         interrupt::check()?;
         let done = fs::read_to_string(&told).unwrap_or_default();
-        progress(done.trim().parse().unwrap_or(0));
+        meanwhile(done.trim().parse().unwrap_or(0))?;
         thread::sleep(Duration::from_millis(10));
     }
     let report = load::finish(generator, &plan)?;

@@ -132,7 +132,7 @@ fn an_origin_that_hangs_is_left_out_and_comes_back() {
 
 #[test]
 fn when_most_are_ejected_all_are_used_again_unless_told_otherwise() {
-    for (panic, status) in [("", "other status"), ("fail_on_panic = true", "status 503")] {
+    for (panic, status) in [("", "status 500"), ("fail_on_panic = true", "status 503")] {
         let lab = Lab::new(2).unwrap();
         let state = Arc::<Sick>::default();
         let _origins = [sick(&lab, 0, &state), sick(&lab, 1, &state)];

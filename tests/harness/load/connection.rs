@@ -181,9 +181,11 @@ impl Connection {
         // A refusal carries no id; it is an error, but not somebody else's response.
         match status {
             "200" => {}
-            "502" => return Err("status 502"),
-            "503" => return Err("status 503"),
-            "504" => return Err("status 504"),
+            "500" => return Err(SERVER_ERRORS[0]),
+            "502" => return Err(SERVER_ERRORS[1]),
+            "503" => return Err(SERVER_ERRORS[2]),
+            "504" => return Err(SERVER_ERRORS[3]),
+            other if other.len() == 3 && other >= "500" => return Err(SERVER_ERRORS[4]),
             _ => return Err("other status"),
         }
         if id != Some(&self.id[..]) {
@@ -196,6 +198,10 @@ impl Connection {
         }
     }
 }
+
+/// Failures that are responses of 500 or above.
+pub(super) const SERVER_ERRORS: [&str; 5] =
+    ["status 500", "status 502", "status 503", "status 504", "another status above 500"];
 
 /// The failure that is counted apart.
 pub(super) const CROSSTALK: &str = "crosstalk";

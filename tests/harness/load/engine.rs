@@ -33,6 +33,7 @@ pub fn generate(plan: &Plan) -> Result<Report> {
         finished: 0,
         stop_at: plan.duration.map(|duration| started + duration),
         latencies_us: Vec::new(),
+        answered_at: None,
         report: Report::default(),
     };
     engine.run(progress.as_ref())?;
@@ -53,6 +54,8 @@ struct Engine<'a> {
     finished: u64,
     stop_at: Option<Instant>,
     latencies_us: Vec<u32>,
+    /// The last time that a request was answered as it should be.
+    answered_at: Option<Instant>,
     report: Report,
 }
 
@@ -178,10 +181,23 @@ impl Engine<'_> {
             return;
         }
         let Some(connection) = &slot.connection else { return };
-        let took = clock::now().saturating_duration_since(connection.started);
+        let now = clock::now();
+        let took = now.saturating_duration_since(connection.started);
         self.latencies_us.push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
+        self.pause_ends(now);
+        self.answered_at = Some(now);
         self.finished += 1;
         self.report.requests += 1;
+    }
+
+    /// Takes note of the time that has passed without an answer. Clients that have nothing more to
+    /// ask make no pause.
+    fn pause_ends(&mut self, now: Instant) {
+        let end = self.stop_at.map_or(now, |stop| now.min(stop));
+        if let Some(last) = self.answered_at {
+            let pause = end.saturating_duration_since(last);
+            self.report.pause_max = self.report.pause_max.max(pause);
+        }
     }
 
     /// Counts a failed request; its client goes on after a pause.
@@ -224,13 +240,15 @@ impl Engine<'_> {
     }
 
     fn summarise(&mut self) {
+        self.pause_ends(clock::now());
         self.latencies_us.sort_unstable();
-        let at = |percent: usize| {
-            let index = (self.latencies_us.len() * percent / 100)
+        let at = |per_mille: usize| {
+            let index = (self.latencies_us.len() * per_mille / 1000)
                 .min(self.latencies_us.len().saturating_sub(1));
             self.latencies_us.get(index).copied().map_or(0, u64::from)
         };
-        (self.report.p50_us, self.report.p99_us) = (at(50), at(99));
+        (self.report.p50_us, self.report.p99_us) = (at(500), at(990));
+        self.report.p999_us = at(999);
         self.report.max_us = self.latencies_us.last().copied().map_or(0, u64::from);
     }
 }
