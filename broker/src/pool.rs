@@ -301,7 +301,7 @@ impl Pool {
             if stock.look_at_demand(now) {
                 self.shared.leave_idle_to_kernel(&origin, now);
             }
-            for attention in stock.sweep(idle_ttl, stall, now) {
+            for attention in stock.sweep(idle_ttl, stall, origin.is_silent(now), now) {
                 steered.extend(self.shared.attend(&origin, attention));
             }
             let removed = origin.is_leaving().then_some(EvictReason::OriginRemoved);

@@ -158,6 +158,19 @@ impl Conduct {
         self.pool.record(&self.origin, Outcome::Failed(failure));
     }
 
+    /// Waits until the origin is ejected because it owes responses and gives none, while another one
+    /// could be asked: for as long as it takes, which may be for ever.
+    pub async fn silenced(&self) {
+        loop {
+            // Before the look, so that nothing is missed.
+            let told = self.origin.silenced.notified();
+            if self.origin.is_silent(clock::now()) && !self.pool.panics() && self.has_others() {
+                return;
+            }
+            told.await;
+        }
+    }
+
     /// Whether another origin could be asked.
     #[must_use]
     pub fn has_others(&self) -> bool {

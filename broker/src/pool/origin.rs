@@ -8,6 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::Notify;
+
 use super::Common;
 use super::backoff::Backoff;
 use super::budget::{Budget, Host};
@@ -52,6 +54,8 @@ pub(super) struct Origin {
     ejections: Cell<u32>,
     /// Whether the kernel may begin exchanges there, as far as ejections go.
     available: Cell<bool>,
+    /// Tells those who wait for a response that it has been ejected for being silent.
+    pub(super) silenced: Notify,
     budget: Arc<Budget>,
 }
 
@@ -154,6 +158,11 @@ impl Origin {
         self.watched.as_ref().is_none_or(|host| host.is_available(now))
     }
 
+    /// Whether it has been ejected because it owes responses and gives none.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        self.watched.as_ref().is_some_and(|host| host.is_silent(now))
+    }
+
     /// Its weight; less while it is slower than the others.
     pub(super) fn share(&self) -> NonZeroU32 {
         let weight = self.weight.get();
@@ -169,6 +178,9 @@ impl Origin {
         let Some(host) = &self.watched else { return };
         if self.ejections.replace(host.ejections()) != host.ejections() {
             self.close_idle(EvictReason::Ejected);
+            if host.is_silent(now) {
+                self.silenced.notify_waiters();
+            }
         }
         let available = panic || host.is_available(now);
         if self.available.replace(available) != available {
@@ -294,6 +306,7 @@ impl Origins {
             ejections: Cell::new(watched.as_ref().map_or(0, |host| host.ejections())),
             watched,
             available: Cell::new(true),
+            silenced: Notify::new(),
             budget: Arc::clone(&self.common.budget),
         });
         self.places[place] = Some(Rc::clone(&origin));

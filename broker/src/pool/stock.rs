@@ -300,12 +300,13 @@ impl Stock {
         }
     }
 
-    /// Looks at all slots: takes back what has expired, gives up what has stalled, and finds what
-    /// events have not told.
+    /// Looks at all slots: takes back what has expired, gives up what has stalled, takes over what is
+    /// slow or waits for an origin that is ejected as `silent`, and finds what events have not told.
     pub(super) fn sweep(
         &self,
         idle_ttl: Duration,
         stall: Duration,
+        silent: bool,
         now: Instant,
     ) -> Vec<Attention> {
         let steering = &self.steer.steering;
@@ -338,7 +339,7 @@ impl Stock {
                         all.push(Attention::Dirty(connection, reason));
                     }
                 }
-                Phase::Head if running > TAKE_OVER_AFTER => {
+                Phase::Head if silent || running > TAKE_OVER_AFTER => {
                     // Before the swap: nothing may be steered past what the daemon will send.
                     steering.set_busy(word.owner());
                     if steering.swap(slot, word, word.with(Phase::Relay)) {

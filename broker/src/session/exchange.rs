@@ -211,6 +211,7 @@ impl Exchanging<'_> {
                     }
                     let reason = match failure {
                         Failure::OriginStalled => CloseReason::Timeout,
+                        Failure::Ejected if !started => CloseReason::Timeout,
                         Failure::NoResponse => CloseReason::Unsolicited,
                         _ if started => CloseReason::Truncated,
                         _ => CloseReason::OriginError,
@@ -368,10 +369,11 @@ impl Exchanging<'_> {
             if exchange.borrow().response_started() {
                 origin.quick_ack();
             }
-            let received = match self.receive(origin, &mut buffer[held..], judge.watch_client).await
-            {
+            let begun = forwarded || held > 0;
+            let received = match self.receive(origin, &mut buffer[held..], judge, begun).await {
                 Ok(received) => received,
-                Err(ClientGone) => return Attempt::ClientGone,
+                Err(GivenUp::ClientGone) => return Attempt::ClientGone,
+                Err(GivenUp::Silenced) => return failed(Failure::Ejected),
             };
             let step = match received {
                 Ok(0) => {
@@ -427,13 +429,15 @@ impl Exchanging<'_> {
         }
     }
 
-    /// Receives from the origin; notices after a while if the client leaves meanwhile.
+    /// Receives from the origin; notices after a while if the client leaves meanwhile, or if the
+    /// origin is ejected for its silence and another one can be asked instead.
     async fn receive(
         self,
         origin: &Stream,
         buffer: &mut [u8],
-        watch_client: bool,
-    ) -> Result<std::io::Result<usize>, ClientGone> {
+        judge: &Judge<'_>,
+        begun: bool,
+    ) -> Result<std::io::Result<usize>, GivenUp> {
         let mut receive = std::pin::pin!(origin.recv(buffer));
         if let Ok(received) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut receive).await {
             return Ok(received);
@@ -442,7 +446,10 @@ impl Exchanging<'_> {
             tokio::select! {
                 biased;
                 received = receive => Ok(received),
-                () = self.client.reset(), if watch_client => Err(ClientGone),
+                () = self.client.reset(), if judge.watch_client => Err(GivenUp::ClientGone),
+                () = judge.conduct.silenced(), if judge.may_repeat && !begun => {
+                    Err(GivenUp::Silenced)
+                }
                 () = tokio::time::sleep(self.context.timeouts.origin_stall) => {
                     Ok(Err(ErrorKind::TimedOut.into()))
                 }
@@ -615,8 +622,13 @@ impl Exchanging<'_> {
     }
 }
 
-/// The client went away or stalled.
-struct ClientGone;
+/// Why a response is not waited for any longer.
+enum GivenUp {
+    /// The client went away or stalled.
+    ClientGone,
+    /// The origin has been ejected because it is silent.
+    Silenced,
+}
 
 /// How forwarding a request body ended.
 enum Upload {

@@ -14,8 +14,8 @@ pub(super) enum Failure {
     OriginFailed,
     /// What the origin sent cannot be the beginning of a response.
     NoResponse,
-    /// The origin had been ejected, and its response was one more reason for that: another one is
-    /// asked.
+    /// The origin had been ejected, and its response, or that there was none, was one more reason
+    /// for that: another one is asked.
     Ejected,
     /// The origin did not begin its response within `origin_stall`.
     OriginStalled,

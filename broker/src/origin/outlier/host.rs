@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use rand::{Rng, RngExt};
@@ -53,6 +53,8 @@ pub struct Host {
     state: AtomicU64,
     /// So far.
     ejections: AtomicU32,
+    /// Whether it is ejected because it was silent.
+    silent: AtomicBool,
     multiplier: AtomicU32,
     /// Stamp of the end of the last ejection; 0 if there was none.
     returned: AtomicU64,
@@ -119,6 +121,7 @@ impl Host {
             shared,
             state: AtomicU64::new(IN_SERVICE),
             ejections: AtomicU32::new(0),
+            silent: AtomicBool::new(false),
             multiplier: AtomicU32::new(0),
             returned: AtomicU64::new(0),
             share: AtomicU8::new(100),
@@ -139,6 +142,13 @@ impl Host {
     pub fn is_available(&self, now: Instant) -> bool {
         let state = self.state.load(Acquire);
         state <= GONE || state <= self.shared.stamp(now)
+    }
+
+    /// Whether it is out because it owes responses and gives none: there is no point in waiting for
+    /// those.
+    #[must_use]
+    pub fn is_silent(&self, now: Instant) -> bool {
+        !self.is_available(now) && self.silent.load(Relaxed)
     }
 
     /// How often it has been ejected. A worker that sees this grow closes its idle sockets there:
@@ -349,6 +359,7 @@ impl Host {
             Err(most) => most,
         };
         self.ejections.fetch_add(1, Relaxed);
+        self.silent.store(detector == Detector::Stall, Relaxed);
         let jitter = match shared.config.max_ejection_time_jitter {
             Duration::ZERO => Duration::ZERO,
             most => rng.random_range(Duration::ZERO..=most),
@@ -385,6 +396,7 @@ impl Host {
     }
 
     fn forgive(&self) {
+        self.silent.store(false, Relaxed);
         clear(&self.counts.consecutive_5xx);
         clear(&self.counts.consecutive_gateway_failure);
         clear(&self.counts.consecutive_local_origin_failure);

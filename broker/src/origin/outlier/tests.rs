@@ -454,8 +454,18 @@ fn a_hung_host_is_noticed_while_its_peers_answer() {
     assert!(owed >= 100 && silent_ms >= 1000 && peers_answers >= 700, "{event:?}");
     assert_eq!(fleet.ejected(), [5]);
     assert_eq!(fleet.hosts[5].owed() as usize, owing.len());
+    assert!(fleet.hosts[5].is_silent(fleet.now));
     drop(owing);
     assert_eq!(fleet.hosts[5].owed(), 0);
+    // Back, and out again for another reason.
+    fleet.now += secs(30);
+    assert!(!fleet.hosts[5].is_silent(fleet.now));
+    for _ in 0..5 {
+        let answer = fleet.hosts[5].record(Outcome::Response(500), fleet.now, &mut fleet.rng);
+        drop(answer);
+    }
+    assert_eq!(fleet.ejected(), [5]);
+    assert!(!fleet.hosts[5].is_silent(fleet.now));
 }
 
 #[test]
