@@ -42,7 +42,7 @@ pub(super) enum DataPath {
 }
 
 impl DataPath {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Relay => "relay",
             Self::Kernel => "kernel",

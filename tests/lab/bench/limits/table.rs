@@ -34,8 +34,10 @@ pub(super) fn render(rows: &[Row], colours: bool) -> String {
 }
 
 fn name(row: &Row) -> String {
-    let warm = if row.prewarm > 0 { "+warm" } else { "" };
-    row.party.name() + warm
+    if row.prewarm > 0 {
+        return format!("{}, warm", row.party.data_path.name());
+    }
+    row.party.name()
 }
 
 fn cell(row: &Row, colours: bool) -> String {
