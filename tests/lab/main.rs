@@ -24,7 +24,7 @@ struct Arguments {
 enum Command {
     /// One-shot requests to four nginx origins, first directly, then through the broker.
     Demo(demo::Options),
-    /// The broker beside direct connections, `HAProxy` and nginx.
+    /// The broker beside direct connections and other proxies.
     Bench(bench::Options),
     /// Clients and origins that check every byte, and misbehave in every way, for as long as asked.
     Torture(torture::Options),

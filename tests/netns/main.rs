@@ -8,6 +8,7 @@ mod network;
 
 mod affinity;
 mod clients;
+mod comparison;
 mod counting;
 mod demonstration;
 mod doctor;

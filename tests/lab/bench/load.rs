@@ -29,6 +29,8 @@ const ORIGINS: u8 = 4;
 
 /// Options of `bench` itself.
 #[derive(Clone, Debug, Args)]
+// Of the same name as what it is part of.
+#[group(skip)]
 pub(crate) struct Options {
     /// A subset in under two minutes: 32 clients only, medians of 3.
     #[arg(long)]
