@@ -411,6 +411,8 @@ pub struct Group {
     pub relay_active: u64,
     /// 1 if the origin may get new exchanges.
     pub eligible: u64,
+    /// 1 if the daemon's exchanges wait for a socket: those that become free are theirs.
+    pub wanted: u64,
     /// The origin's share of the exchanges, relative to the others'; at least 1.
     pub weight: u64,
     /// In the first group of a [`Route`]: how many of its groups may have an origin. Those behind
@@ -438,7 +440,7 @@ pub struct Group {
     pub latency_us: [u64; BUCKETS],
 }
 
-const _: () = assert!(size_of::<Group>() == 8 * (22 + BUCKETS));
+const _: () = assert!(size_of::<Group>() == 8 * (23 + BUCKETS));
 
 /// Where the programs find origin sockets for the clients of one service and worker.
 #[repr(C)]

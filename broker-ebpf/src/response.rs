@@ -218,16 +218,21 @@ fn finish(place: Place, word: Word) -> bool {
         (&raw const (*slot).uses_left).read_volatile() > 0
             && (&raw const (*slot).ended).read_volatile() == 0
     };
-    let next = if reusable { Word::IDLE } else { Word::new(Phase::Relay, 0) };
+    let group = place.group();
+    // SAFETY: a value of the map; aligned words are read whole.
+    let wanted =
+        group.is_some_and(|group| unsafe { (&raw const (*group).wanted).read_volatile() } != 0);
+    let stays = reusable && !wanted;
+    let next = if stays { Word::IDLE } else { Word::new(Phase::Relay, 0) };
     if !place.swap(word, next) {
         return false;
     }
     place.leave();
-    if let Some(group) = place.group() {
+    if let Some(group) = group {
         // SAFETY: a value of the map.
         unsafe { atomic::add(&raw mut (*group).completed, 1) };
     }
-    if reusable {
+    if stays {
         place.set_idle();
     } else {
         place.tell(0);

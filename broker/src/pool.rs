@@ -136,6 +136,8 @@ struct Shared {
     plea_arranged: Cell<bool>,
     /// The kernel must leave idle sockets to those who wait.
     reserved: Cell<bool>,
+    /// The kernel is to give sockets back to those who wait.
+    waits: Cell<bool>,
 }
 
 struct Waiter {
@@ -173,6 +175,7 @@ impl Pool {
             look_arranged: Cell::new(false),
             plea_arranged: Cell::new(false),
             reserved: Cell::new(false),
+            waits: Cell::new(false),
         });
         let pool = Rc::clone(&shared);
         let watcher = tokio::task::spawn_local(async move {
@@ -633,13 +636,19 @@ impl Shared {
         self.budget.others_go_first(worker, ours) && self.budget.promise(worker)
     }
 
-    /// Those who wait and cannot be helped by a dial come before whoever the kernel serves next.
+    /// Sockets that the kernel has finished with are for those who wait; and if these cannot be helped
+    /// by a dial, they come before whoever the kernel would serve next, too.
     fn reserve(&self) {
         let now = clock::now();
         let origins = self.current();
+        let waits = !self.waiters.borrow().is_empty();
+        if self.waits.replace(waits) != waits {
+            for stock in origins.iter().filter_map(|origin| origin.stock.as_ref()) {
+                stock.set_wanted(waits);
+            }
+        }
         let reserved = self.closing.get().is_some()
-            || !self.waiters.borrow().is_empty()
-                && !origins.iter().any(|o| o.dialling.get() > 0 || self.can_dial(o, now));
+            || waits && !origins.iter().any(|o| o.dialling.get() > 0 || self.can_dial(o, now));
         if self.reserved.replace(reserved) != reserved {
             for origin in &*origins {
                 origin.reserved.set(reserved);

@@ -186,6 +186,7 @@ struct Group {
     active: AtomicU64,
     relay_active: AtomicU64,
     eligible: AtomicU64,
+    wanted: AtomicU64,
     weight: AtomicU64,
     span: AtomicU64,
     service: AtomicU64,
@@ -487,6 +488,13 @@ impl Steering {
         if let Some(group) = self.groups.get(group) {
             group.relay_active.store(relay_active as u64, Relaxed);
             group.eligible.store(eligible.into(), Relaxed);
+        }
+    }
+
+    /// Tells the programs whether the daemon waits for a socket of an origin.
+    pub fn set_wanted(&self, group: usize, wanted: bool) {
+        if let Some(group) = self.groups.get(group) {
+            group.wanted.store(wanted.into(), Relaxed);
         }
     }
 

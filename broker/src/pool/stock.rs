@@ -183,6 +183,11 @@ impl Stock {
         self.steer.steering.set_load(self.group, relay_active, eligible);
     }
 
+    /// Has the kernel give every socket back that it has finished with, as long as somebody waits.
+    pub(super) fn set_wanted(&self, wanted: bool) {
+        self.steer.steering.set_wanted(self.group, wanted);
+    }
+
     /// Leaves a silent socket, idle for so long, to the kernel. Gives it back if there is no place,
     /// or if it is not silent.
     pub(super) fn publish(
