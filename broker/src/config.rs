@@ -8,6 +8,7 @@ pub mod file;
 pub mod gateway;
 pub mod health;
 pub mod outlier;
+pub mod retries;
 pub mod subset;
 
 use std::fmt;
@@ -76,6 +77,8 @@ pub struct Service {
     pub pool: PoolConfig,
     /// What there may be of everything, of all workers together.
     pub limits: Limits,
+    /// When a request is tried on another socket.
+    pub retries: retries::Retries,
     /// Time limits of clients and exchanges.
     pub timeouts: Timeouts,
     /// When an origin is left out for a while; `None`: never. Only for [`Route::Balance`].

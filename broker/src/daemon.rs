@@ -297,7 +297,8 @@ fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
 /// What the workers of each service have in common.
 fn common(config: &Config, events: &Arc<EventLog>) -> Arc<[pool::Common]> {
     let common = |service: &config::Service| pool::Common {
-        budget: Arc::new(Budget::new(&service.limits, config.workers.get())),
+        budget: Arc::new(Budget::new(&service.limits, service.retries.limit, config.workers.get())),
+        retries: service.retries,
         watch: service.outlier.clone().map(|outlier| {
             let (name, events) = (service.name.clone(), Arc::clone(events));
             Arc::new(Watch::new(name, outlier, service.panic, events))

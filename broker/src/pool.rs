@@ -35,7 +35,7 @@ use tokio::task::AbortHandle;
 pub use lease::{Conduct, Lease};
 pub use stock::{Steer, TakenOver};
 
-use self::budget::{Budget, GIVE_WAY_AFTER, PendingPermit};
+use self::budget::{Budget, GIVE_WAY_AFTER, PendingPermit, RetryPermit};
 use self::connection::{Connection, IdleEvents};
 use self::idle::Life;
 use self::origin::{Origin, Origins};
@@ -43,6 +43,7 @@ use self::stock::{Attention, Published};
 use crate::boundary::{CloseReason, Verdict};
 use crate::clock;
 use crate::config::PoolConfig;
+use crate::config::retries::{Condition, Retries};
 use crate::datapath::Datapath;
 use crate::net::{self, Queue};
 use crate::origin::outlier::{self, Outcome};
@@ -70,6 +71,8 @@ pub enum Refusal {
     QueueFull,
     /// `max_requests` exchanges are under way already.
     TooManyRequests,
+    /// It would have to be tried again, and as many as allowed are being tried again already.
+    TooManyRetries,
     /// No socket became free within `queue_timeout`.
     QueueTimeout,
     /// No origin accepted a connection.
@@ -106,6 +109,8 @@ pub struct Environment {
 pub struct Common {
     /// What the service may have.
     pub budget: Arc<Budget>,
+    /// When a request is tried on another socket.
+    pub retries: Retries,
     /// Who is looked after, if anybody is.
     pub watch: Option<Arc<Watch>>,
 }
@@ -121,6 +126,7 @@ struct Shared {
     usage: Use,
     environment: Environment,
     budget: Arc<Budget>,
+    retries: Retries,
     watch: Option<Arc<Watch>>,
     metrics: Arc<ServiceMetrics>,
     origins: RefCell<Origins>,
@@ -144,6 +150,8 @@ struct Waiter {
     id: u64,
     _pending: PendingPermit,
     since: Instant,
+    /// Held if this is not its first attempt.
+    retry: Option<RetryPermit>,
     hand_over: oneshot::Sender<Result<Lease, Refusal>>,
 }
 
@@ -163,6 +171,7 @@ impl Pool {
             metrics: Arc::clone(&records.metrics),
             origins: RefCell::new(Origins::new(&config, &common, records, steer)),
             budget: common.budget,
+            retries: common.retries,
             watch: common.watch,
             config,
             usage,
@@ -208,11 +217,16 @@ impl Pool {
     }
 
     /// Leases a socket: a warm one, or after waiting. `avoid` names an origin that just failed
-    /// this exchange; it is used only if there is no other.
+    /// this exchange; it is used only if there is no other. An exchange that is tried again brings
+    /// its permit, which the lease then has.
     ///
     /// Dropping the future gives up the place in the queue.
-    pub async fn checkout(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
-        let mut lease = self.socket(avoid).await?;
+    pub async fn checkout(
+        &self,
+        avoid: Option<SocketAddr>,
+        retry: Option<RetryPermit>,
+    ) -> Result<Lease, Refusal> {
+        let mut lease = self.socket(avoid, retry).await?;
         if self.shared.usage == Use::Reused && !lease.count_request(&self.shared.budget) {
             self.shared.metrics.request_overflow.inc();
             return Err(Refusal::TooManyRequests);
@@ -220,7 +234,17 @@ impl Pool {
         Ok(lease)
     }
 
-    async fn socket(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
+    /// The right to try an exchange again, if as many as allowed are not being tried again already.
+    #[must_use]
+    pub fn retry(&self) -> Option<RetryPermit> {
+        self.shared.budget.retry()
+    }
+
+    async fn socket(
+        &self,
+        avoid: Option<SocketAddr>,
+        mut retry: Option<RetryPermit>,
+    ) -> Result<Lease, Refusal> {
         let shared = &self.shared;
         if shared.current().is_empty() {
             shared.metrics.unreachable.inc();
@@ -231,24 +255,30 @@ impl Pool {
             return Err(Refusal::Ejected);
         }
         if shared.waiters.borrow().is_empty()
-            && let Some(lease) = shared.take_warm(avoid, clock::now())
+            && let Some(mut lease) = shared.take_warm(avoid, clock::now())
         {
+            lease.set_retry(retry);
             return Ok(lease);
         }
         loop {
             // Boxed: the rare wait must not make every session's task larger.
-            let lease = Box::pin(self.queue(avoid)).await?;
+            let mut lease = Box::pin(self.queue(avoid, retry.take())).await?;
             // Since the socket was handed over, other tasks have run, and bytes may have come.
             if shared.usage == Use::Once || lease.may_begin() {
                 return Ok(lease);
             }
+            retry = lease.take_retry();
             lease.settle(Verdict::Close(CloseReason::Unsolicited), None);
         }
     }
 
-    async fn queue(&self, avoid: Option<SocketAddr>) -> Result<Lease, Refusal> {
+    async fn queue(
+        &self,
+        avoid: Option<SocketAddr>,
+        retry: Option<RetryPermit>,
+    ) -> Result<Lease, Refusal> {
         let shared = &self.shared;
-        let (place, handed_over) = shared.enqueue()?;
+        let (place, handed_over) = shared.enqueue(retry)?;
         shared.dial_for_waiters(avoid);
         shared.reserve();
         let result = tokio::time::timeout(shared.config.queue_timeout, handed_over).await;
@@ -274,6 +304,7 @@ impl Pool {
             origin.sweep(now);
         }
         shared.hear_kernel();
+        shared.tell_steered();
         shared.look_at_ejections(now);
         if shared.closing.get().is_none() {
             shared.prewarm(now);
@@ -410,7 +441,10 @@ impl Shared {
         id
     }
 
-    fn enqueue(self: &Rc<Self>) -> Result<(Place, HandedOver), Refusal> {
+    fn enqueue(
+        self: &Rc<Self>,
+        retry: Option<RetryPermit>,
+    ) -> Result<(Place, HandedOver), Refusal> {
         let Some(pending) = self.budget.wait() else {
             self.metrics.queue_overflow.inc();
             return Err(Refusal::QueueFull);
@@ -418,7 +452,8 @@ impl Shared {
         let mut waiters = self.waiters.borrow_mut();
         let id = self.id();
         let (hand_over, handed_over) = oneshot::channel();
-        waiters.push_back(Waiter { id, _pending: pending, since: clock::now(), hand_over });
+        let since = clock::now();
+        waiters.push_back(Waiter { id, _pending: pending, since, retry, hand_over });
         self.metrics.waiting.set(waiters.len());
         Ok((Place { shared: Rc::clone(self), id }, handed_over))
     }
@@ -522,6 +557,15 @@ impl Shared {
         }
     }
 
+    /// What the kernel carries is a part of the load, too.
+    fn tell_steered(&self) {
+        let used = |origin: &Rc<Origin>| {
+            origin.stock.as_ref().map_or(0, |stock| stock.held().saturating_sub(stock.idle()))
+        };
+        let used = self.current().iter().map(used).sum();
+        self.budget.steers(self.environment.worker, used);
+    }
+
     /// Origins that have been ejected lose their idle sockets, and the kernel's exchanges.
     fn look_at_ejections(&self, now: Instant) {
         let panic = self.panics();
@@ -556,10 +600,8 @@ impl Shared {
     /// Starts a dial for each waiter that has no hope yet.
     fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>) {
         let now = clock::now();
-        let origins = self.current();
-        let fresh = || origins.iter().map(|o| o.dialling.get() - o.slow.get()).sum::<usize>();
         self.serve_from_stock(now);
-        while fresh() < self.impatient(now) {
+        while self.fresh_dials() < self.impatient(now) {
             let room = self.pick(avoid, |o| self.can_dial(o, now));
             let Some(origin) = room.or_else(|| self.pick(avoid, |o| self.may_dial(o, now))) else {
                 break;
@@ -569,6 +611,11 @@ impl Shared {
             }
         }
         self.want();
+    }
+
+    /// Dials that may still help soon.
+    fn fresh_dials(&self) -> usize {
+        self.current().iter().map(|o| o.dialling.get() - o.slow.get()).sum()
     }
 
     /// Closes an idle connection that those who wait cannot use, so that another can be opened.
@@ -782,20 +829,24 @@ impl Shared {
                 }
                 Err(error) => {
                     drop(permit);
-                    shared.dial_failed(&origin, &error);
+                    shared.dial_failed(&origin, &error, started);
                 }
             }
         });
         true
     }
 
-    fn dial_failed(self: &Rc<Self>, origin: &Rc<Origin>, error: &io::Error) {
+    fn dial_failed(self: &Rc<Self>, origin: &Rc<Origin>, error: &io::Error, started: Instant) {
         tracing::debug!(origin = %origin.address, %error, "dial failed");
         origin.count_failed_dial(error);
         self.record(origin, Outcome::Failed(outlier::Failure::Connect));
         let now = clock::now();
         origin.metrics.failing.set(1);
         origin.backoff.borrow_mut().fail(now, &mut *self.environment.rng.borrow_mut());
+        if self.fresh_dials() < self.impatient(now) {
+            // Somebody has lost the dial that was for it.
+            self.retry_first_waiter(started, now);
+        }
         // Whoever waited for this dial: first any warm socket, then another origin.
         while !self.waiters.borrow().is_empty()
             && let Some(lease) = self.take_warm(Some(origin.address), now)
@@ -807,6 +858,44 @@ impl Shared {
         if !hope {
             // Every origin has had its chance. The next clients may try again after the back-off.
             self.refuse_waiters(Refusal::Unreachable);
+        }
+    }
+
+    /// A dial that began then has failed, and with it one attempt of one exchange: of the one that
+    /// has waited the longest and is not being tried again already. It goes on waiting, for
+    /// whatever comes next, if it may.
+    ///
+    /// A connection that could not be made is none of an exchange's [`Retries::attempts`]: an origin
+    /// that cannot be reached is dialled once in each back-off, however many wait.
+    fn retry_first_waiter(&self, started: Instant, now: Instant) {
+        let others = |o: &Rc<Origin>| {
+            o.has_idle() || o.dialling.get() > 0 || o.active() > 0 || self.may_dial(o, now)
+        };
+        if !self.current().iter().any(others) {
+            // There is nothing to try.
+            return;
+        }
+        let retries = self.retries.on.contains(Condition::ConnectFailure);
+        let mut waiters = self.waiters.borrow_mut();
+        let concerned = |w: &Waiter| w.since <= started && (!retries || w.retry.is_none());
+        let Some(place) = waiters.iter().position(concerned) else { return };
+        let refusal = if !retries {
+            self.metrics.unreachable.inc();
+            Refusal::Unreachable
+        } else if let Some(permit) = self.budget.retry() {
+            waiters[place].retry = Some(permit);
+            self.metrics.retries.inc();
+            return;
+        } else {
+            self.metrics.retry_overflow.inc();
+            Refusal::TooManyRetries
+        };
+        let waiter = waiters.remove(place);
+        self.metrics.waiting.set(waiters.len());
+        drop(waiters);
+        if let Some(waiter) = waiter {
+            // Else it has given up just now.
+            waiter.hand_over.send(Err(refusal)).ok();
         }
     }
 
@@ -935,11 +1024,13 @@ impl Shared {
         loop {
             let waiter = self.waiters.borrow_mut().pop_front();
             let Some(waiter) = waiter else { break };
+            lease.set_retry(waiter.retry);
             match waiter.hand_over.send(Ok(lease)) {
                 Ok(()) => break,
                 Err(Ok(unwanted)) => lease = unwanted,
                 Err(Err(_)) => unreachable!("a lease was sent"),
             }
+            lease.set_retry(None);
         }
         self.metrics.waiting.set(self.waiters.borrow().len());
     }

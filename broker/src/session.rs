@@ -25,8 +25,10 @@ pub use steered::Steered;
 use self::exchange::{After, Exchanging, Kept};
 use self::request::Next;
 use crate::buffers::{Buffers, Inbox};
+use crate::config::retries::Retries;
 use crate::config::{Affinity, Timeouts};
 use crate::net::{Queue, Stream};
+use crate::pool::budget::RetryPermit;
 use crate::pool::{Lease, Pool, Refusal};
 use crate::stats::ServiceMetrics;
 
@@ -38,6 +40,8 @@ const LINGER_BYTES_MAX: usize = 1 << 20;
 pub struct Context {
     /// The service's time limits.
     pub timeouts: Timeouts,
+    /// When a request is tried on another socket.
+    pub retries: Retries,
     /// The service's counters.
     pub metrics: Arc<ServiceMetrics>,
     /// The worker's buffers.
@@ -158,8 +162,9 @@ async fn checkout(
     pool: &Pool,
     client: &Stream,
     avoid: Option<SocketAddr>,
+    retry: Option<RetryPermit>,
 ) -> Result<Lease, NoLease> {
-    let checkout = std::pin::pin!(pool.checkout(avoid));
+    let checkout = std::pin::pin!(pool.checkout(avoid, retry));
     tokio::select! {
         biased;
         result = checkout => result.map_err(NoLease::Refused),

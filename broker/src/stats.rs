@@ -229,6 +229,10 @@ pub struct ServiceMetrics {
     pub queue_overflow: Counter,
     /// Exchanges refused because too many were under way already.
     pub request_overflow: Counter,
+    /// Exchanges that failed because too many were being tried again already.
+    pub retry_overflow: Counter,
+    /// Further attempts at exchanges: at another connection, or on another socket.
+    pub retries: Counter,
     /// Exchanges refused after `queue_timeout`.
     pub queue_timed_out: Counter,
     /// Exchanges refused because no origin could be reached.

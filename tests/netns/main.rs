@@ -27,6 +27,7 @@ mod limits;
 mod membership;
 mod outliers;
 mod programs;
+mod retries;
 mod sharing;
 mod steer;
 mod subsets;

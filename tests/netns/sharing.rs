@@ -17,6 +17,7 @@ const SIXTEEN: Service<'_> = Service {
     keys: "protocol = \"http1\"",
     pool: "prewarm = 2\nmax_idle = 2\nqueue_timeout = \"10s\"",
     limits: "max_connections = 16\nmax_pending = 4096",
+    retries: "",
     timeouts: "",
     workers: 2,
 };

@@ -32,6 +32,8 @@ pub(crate) struct Service<'a> {
     pub(crate) pool: &'a str,
     /// Keys of its limits.
     pub(crate) limits: &'a str,
+    /// Keys of its retries.
+    pub(crate) retries: &'a str,
     /// Keys of its time limits.
     pub(crate) timeouts: &'a str,
     pub(crate) workers: usize,
@@ -44,6 +46,7 @@ impl Default for Service<'_> {
             keys: "protocol = \"http1\"",
             pool: "prewarm = 0",
             limits: "",
+            retries: "",
             timeouts: "",
             workers: 1,
         }
@@ -56,7 +59,7 @@ const STEER: &str = "BROKER_TEST_STEER";
 
 impl Service<'_> {
     pub(crate) fn render(&self, lab: &Lab) -> String {
-        let Self { daemon, keys, pool, limits, timeouts, workers } = self;
+        let Self { daemon, keys, pool, limits, retries, timeouts, workers } = self;
         let steerable = keys.contains("http1") && !keys.contains("affinity");
         let clients = match env::var(STEER) {
             Ok(steer) if steerable => {
@@ -66,7 +69,8 @@ impl Service<'_> {
         };
         format!(
             "{daemon}\nworkers = {workers}\n[[service]]\nname = \"web\"\n{clients}\norigins = {}\n\
-             {keys}\n[service.pool]\n{pool}\n[service.limits]\n{limits}\n[service.timeouts]\n{timeouts}\n",
+             {keys}\n[service.pool]\n{pool}\n[service.limits]\n{limits}\n[service.retries]\n{retries}\n\
+             [service.timeouts]\n{timeouts}\n",
             addresses(&lab.all_origins())
         )
     }

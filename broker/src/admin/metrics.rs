@@ -81,13 +81,19 @@ fn process(text: &mut Text, snapshot: &Snapshot) {
 fn services(text: &mut Text, services: &[ServiceSnapshot]) {
     type Value = fn(&ServiceSnapshot) -> u64;
     type Reasons = &'static [(&'static str, Value)];
-    let plain: [(&str, &str, &str, Value); 6] = [
+    let plain: [(&str, &str, &str, Value); 7] = [
         ("broker_clients_total", "counter", "Client connections accepted.", |s| s.clients),
         ("broker_clients_open", "gauge", "Client connections open.", |s| s.clients_open),
         ("broker_exchanges_total", "counter", "Exchanges finished (opaque: connections).", |s| {
             s.exchanges
         }),
         ("broker_exchanges_waiting", "gauge", "Exchanges waiting for a socket.", |s| s.waiting),
+        (
+            "broker_retries_total",
+            "counter",
+            "Further attempts at exchanges, at another connection or on another socket.",
+            |s| s.retries,
+        ),
         ("broker_request_bytes_total", "counter", "Bytes from clients to origins.", |s| {
             s.request_bytes
         }),
@@ -123,6 +129,7 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             &[
                 ("queue_overflow", |s| s.queue_overflow),
                 ("request_overflow", |s| s.request_overflow),
+                ("retry_overflow", |s| s.retry_overflow),
                 ("queue_timed_out", |s| s.queue_timed_out),
                 ("unreachable", |s| s.unreachable),
                 ("accept_failed", |s| s.accept_failed),

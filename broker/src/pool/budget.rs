@@ -1,5 +1,5 @@
-//! What all workers of a service share: how many connections, exchanges and waiting exchanges there
-//! may be.
+//! What all workers of a service share: how many connections, exchanges, waiting exchanges and
+//! retries there may be.
 //!
 //! Limits are exact: whoever wants to go on takes a permit with one atomic step first, so no number
 //! of workers can exceed them together. (Proxies whose workers check a shared number and count
@@ -8,6 +8,8 @@
 //! Pools are the workers' own, so a worker may lack a connection while another has idle ones. It
 //! then says how many it wants, and the others close idle ones for it; or, if its exchanges have
 //! waited for longer than theirs, the next ones that come back.
+
+mod retries;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -20,8 +22,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+pub use self::retries::{RetryPermit, Retrying};
 use crate::clock;
 use crate::config::Limits;
+use crate::config::retries::RetryLimit;
 use crate::stats::{Counter, LimitSnapshot};
 
 /// Another worker's exchanges go before ours if they have waited for so much longer: giving way
@@ -84,6 +88,8 @@ pub struct Budget {
     pub requests: Limit,
     /// Exchanges waiting for a connection.
     pub pending: Limit,
+    /// Exchanges that are being tried again.
+    pub retries: Retrying,
     per_origin: Option<usize>,
     hosts: Mutex<HashMap<SocketAddr, Weak<Host>>>,
     /// Connections that are never opened before somebody asks for one.
@@ -102,6 +108,8 @@ struct Seat {
     /// Since when its first exchange waits for one, in nanoseconds since the epoch;
     /// [`NOBODY`] if none does.
     since: AtomicU64,
+    /// Its connections that the kernel uses.
+    steered: AtomicUsize,
     call: Notify,
 }
 
@@ -129,11 +137,12 @@ pub struct PendingPermit(Arc<Budget>);
 impl Budget {
     /// The budget of a service that so many workers share.
     #[must_use]
-    pub fn new(limits: &Limits, workers: usize) -> Self {
+    pub fn new(limits: &Limits, retries: RetryLimit, workers: usize) -> Self {
         Self {
             connections: Limit::new(limits.max_connections),
             requests: Limit::new(limits.max_requests),
             pending: Limit::new(limits.max_pending),
+            retries: Retrying::new(retries),
             per_origin: limits.max_connections_per_origin,
             hosts: Mutex::default(),
             reserve: limits.max_connections.div_ceil(5).min(limits.max_connections / 2),
@@ -269,7 +278,9 @@ impl Budget {
             used: limit.used() as u64,
             overflow: limit.overflow.get(),
         };
-        limits.into_iter().map(|(name, limit)| (name.to_owned(), snapshot(limit))).collect()
+        let limits = limits.into_iter().map(|(name, limit)| (name, snapshot(limit)));
+        let all = limits.chain([("max_retries", self.retries_snapshot())]);
+        all.map(|(name, limit)| (name.to_owned(), limit)).collect()
     }
 
     /// Has all workers look at their origins anew.
@@ -302,7 +313,12 @@ impl Budget {
 
 impl Seat {
     fn new() -> Self {
-        Self { wanted: AtomicUsize::new(0), since: AtomicU64::new(NOBODY), call: Notify::new() }
+        Self {
+            wanted: AtomicUsize::new(0),
+            since: AtomicU64::new(NOBODY),
+            steered: AtomicUsize::new(0),
+            call: Notify::new(),
+        }
     }
 }
 
@@ -351,7 +367,7 @@ mod tests {
             max_pending: 2,
             max_requests: 2,
         };
-        Arc::new(Budget::new(&limits, workers))
+        Arc::new(Budget::new(&limits, RetryLimit::Fixed(3), workers))
     }
 
     fn origin(last: u8) -> SocketAddr {

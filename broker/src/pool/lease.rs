@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::budget::{Budget, RequestPermit};
+use super::budget::{Budget, RequestPermit, RetryPermit};
 use super::connection::Connection;
 use super::origin::Origin;
 use crate::boundary::{CloseReason, Verdict};
@@ -26,12 +26,15 @@ pub struct Lease {
     connection: Option<Connection>,
     touched: bool,
     request: Option<RequestPermit>,
+    /// Set if the exchange is being tried again.
+    retry: Option<RetryPermit>,
 }
 
 impl Lease {
     pub(super) fn new(pool: Rc<Shared>, origin: Rc<Origin>, connection: Connection) -> Self {
         origin.publish();
-        Self { pool, origin, connection: Some(connection), touched: false, request: None }
+        let connection = Some(connection);
+        Self { pool, origin, connection, touched: false, request: None, retry: None }
     }
 
     /// A lease in the middle of an exchange that the kernel has begun.
@@ -39,13 +42,23 @@ impl Lease {
         origin.publish();
         let request = pool.budget.adopt_request();
         let connection = Some(connection);
-        Self { pool, origin, connection, touched: true, request: Some(request) }
+        Self { pool, origin, connection, touched: true, request: Some(request), retry: None }
     }
 
     /// Counts the exchange that it is for. `false` if there are too many.
     pub(super) fn count_request(&mut self, budget: &Arc<Budget>) -> bool {
         self.request = budget.request();
         self.request.is_some()
+    }
+
+    pub(super) fn set_retry(&mut self, retry: Option<RetryPermit>) {
+        self.retry = retry;
+    }
+
+    /// The permit of an exchange that is being tried again. Dropping it says that this is over.
+    #[must_use]
+    pub fn take_retry(&mut self) -> Option<RetryPermit> {
+        self.retry.take()
     }
 
     /// Where to tell what comes of the exchange.

@@ -14,6 +14,7 @@ use tokio::task::LocalSet;
 use super::budget::{Budget, Limit};
 use super::{Common, Environment, Lease, Pool, Refusal, Use};
 use crate::boundary::{CloseReason, Verdict};
+use crate::config::retries::{Condition, Retries, RetryLimit};
 use crate::config::{Limits, PoolConfig};
 use crate::datapath::Inert;
 use crate::origin::Chosen;
@@ -68,7 +69,7 @@ impl Rig {
     fn limited(settings: PoolConfig, limits: &Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let budget = Arc::new(Budget::new(limits, 1));
+        let budget = Arc::new(Budget::new(limits, Retries::default().limit, 1));
         Self::share(&budget, 0, &[address], vec![listener], Use::Reused, settings)
     }
 
@@ -78,13 +79,26 @@ impl Rig {
         usage: Use,
         settings: PoolConfig,
     ) -> Self {
-        let budget = Arc::new(Budget::new(&limits(), 1));
+        let budget = Arc::new(Budget::new(&limits(), Retries::default().limit, 1));
         Self::share(&budget, 0, addresses, listeners, usage, settings)
     }
 
     /// One worker's pool of a service.
     fn share(
         budget: &Arc<Budget>,
+        worker: usize,
+        addresses: &[SocketAddr],
+        listeners: Vec<TcpListener>,
+        usage: Use,
+        settings: PoolConfig,
+    ) -> Self {
+        let retries = Retries::default();
+        Self::retrying(budget, retries, worker, addresses, listeners, usage, settings)
+    }
+
+    fn retrying(
+        budget: &Arc<Budget>,
+        retries: Retries,
         worker: usize,
         addresses: &[SocketAddr],
         listeners: Vec<TcpListener>,
@@ -98,7 +112,7 @@ impl Rig {
         let pool = Pool::new(
             settings,
             usage,
-            Common { budget: Arc::clone(budget), watch: None },
+            Common { budget: Arc::clone(budget), retries, watch: None },
             records,
             Environment {
                 datapath: Arc::new(Inert),
@@ -116,7 +130,7 @@ impl Rig {
     }
 
     async fn lease(&self) -> Lease {
-        let mut lease = self.pool.checkout(None).await.unwrap();
+        let mut lease = self.pool.checkout(None, None).await.unwrap();
         lease.stream();
         lease
     }
@@ -273,7 +287,7 @@ fn a_returned_socket_serves_the_longest_waiting() {
             .map(|n| {
                 let (pool, order) = (Rc::clone(&rig.pool), Rc::clone(&order));
                 tokio::task::spawn_local(async move {
-                    let mut lease = pool.checkout(None).await.unwrap();
+                    let mut lease = pool.checkout(None, None).await.unwrap();
                     lease.stream();
                     order.borrow_mut().push(n);
                     lease.settle(Verdict::Return, None);
@@ -296,7 +310,7 @@ fn a_closed_socket_makes_room_for_a_dial() {
         let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         let lease = rig.lease().await;
         let pool = Rc::clone(&rig.pool);
-        let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await });
+        let waiting = tokio::task::spawn_local(async move { pool.checkout(None, None).await });
         eventually(|| rig.service.waiting.get() == 1).await;
         lease.settle(Verdict::Close(CloseReason::BodyUntilClose), None);
         drop(waiting.await.unwrap().unwrap());
@@ -311,7 +325,8 @@ fn a_full_queue_and_a_long_wait_are_refused() {
         let limits = Limits { max_connections: 1, max_pending: 1, ..limits() };
         let rig = Rig::limited(settings, &limits);
         let lease = rig.lease().await;
-        let (first, second) = tokio::join!(rig.pool.checkout(None), rig.pool.checkout(None));
+        let (first, second) =
+            tokio::join!(rig.pool.checkout(None, None), rig.pool.checkout(None, None));
         assert_eq!(first.err(), Some(Refusal::QueueTimeout));
         assert_eq!(second.err(), Some(Refusal::QueueFull));
         let metrics = &rig.service;
@@ -330,7 +345,7 @@ fn concurrent_dials_stay_within_their_cap_in_a_cold_burst() {
             .map(|_| {
                 let (pool, peak) = (Rc::clone(&rig.pool), Rc::clone(&peak));
                 tokio::task::spawn_local(async move {
-                    let checkout = pool.checkout(None);
+                    let checkout = pool.checkout(None, None);
                     let dialling = pool.shared.current()[0].dialling.get();
                     let mut lease = checkout.await.unwrap();
                     let now = pool.shared.current()[0].dialling.get();
@@ -354,13 +369,13 @@ fn an_exchange_cancelled_at_any_point_frees_its_slot_once() {
         let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         // While dialling and queued: polled once, then dropped.
         for _ in 0..10 {
-            let checkout = std::pin::pin!(rig.pool.checkout(None));
+            let checkout = std::pin::pin!(rig.pool.checkout(None, None));
             tokio::time::timeout(Duration::ZERO, checkout).await.ok();
         }
         eventually(|| !rig.pool.is_busy()).await;
         assert_eq!(rig.created(), 1, "the dial that nobody waits for any more is kept warm");
         // Handed a lease that it never looked at: the socket is as good as new.
-        drop(rig.pool.checkout(None).await.unwrap());
+        drop(rig.pool.checkout(None, None).await.unwrap());
         assert_eq!((rig.created(), rig.origins[0].idle.get()), (1, 1));
         // In the middle of an exchange: the socket is closed.
         drop(rig.lease().await);
@@ -375,9 +390,11 @@ fn a_lease_handed_to_someone_who_left_goes_to_the_next() {
         let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         let lease = rig.lease().await;
         let pool = Rc::clone(&rig.pool);
-        let leaves = tokio::task::spawn_local(async move { pool.checkout(None).await.map(drop) });
+        let leaves =
+            tokio::task::spawn_local(async move { pool.checkout(None, None).await.map(drop) });
         let pool = Rc::clone(&rig.pool);
-        let stays = tokio::task::spawn_local(async move { pool.checkout(None).await.map(drop) });
+        let stays =
+            tokio::task::spawn_local(async move { pool.checkout(None, None).await.map(drop) });
         eventually(|| rig.service.waiting.get() == 2).await;
         // The socket is handed to the first, which is cancelled before it can run again.
         lease.settle(Verdict::Return, None);
@@ -413,7 +430,7 @@ fn without_any_origin_the_refusal_is_prompt_and_dials_are_spaced() {
         let rig = Rig::with_addresses(&[dead], vec![], Use::Reused, limits);
         let all = (0..20).map(|_| {
             let pool = Rc::clone(&rig.pool);
-            tokio::task::spawn_local(async move { pool.checkout(None).await.err() })
+            tokio::task::spawn_local(async move { pool.checkout(None, None).await.err() })
         });
         for refused in all.collect::<Vec<_>>() {
             assert_eq!(refused.await.unwrap(), Some(Refusal::Unreachable));
@@ -422,7 +439,8 @@ fn without_any_origin_the_refusal_is_prompt_and_dials_are_spaced() {
         assert!(dials <= settings().max_dials as u64, "one burst, not one dial each: {dials}");
         // During the back-off nobody dials; afterwards one probe serves all who came meanwhile.
         let pool = Rc::clone(&rig.pool);
-        let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await.err() });
+        let waiting =
+            tokio::task::spawn_local(async move { pool.checkout(None, None).await.err() });
         eventually(|| {
             rig.pool.tick();
             waiting.is_finished()
@@ -516,7 +534,7 @@ fn one_that_comes_back_while_it_leaves_keeps_its_sockets() {
         let a = Chosen::at(rig.listeners[0].local_addr().unwrap());
         let lease = rig.lease().await;
         rig.pool.set_origins(&[]);
-        assert_eq!(rig.pool.checkout(None).await.err(), Some(Refusal::NoOrigins));
+        assert_eq!(rig.pool.checkout(None, None).await.err(), Some(Refusal::NoOrigins));
         rig.pool.set_origins(&[a]);
         lease.settle(Verdict::Return, None);
         rig.lease().await.settle(Verdict::Return, None);
@@ -530,7 +548,8 @@ fn whoever_waits_is_told_when_the_last_origin_leaves() {
         let rig = Rig::limited(settings(), &Limits { max_connections: 1, ..limits() });
         let lease = rig.lease().await;
         let pool = Rc::clone(&rig.pool);
-        let waiting = tokio::task::spawn_local(async move { pool.checkout(None).await.err() });
+        let waiting =
+            tokio::task::spawn_local(async move { pool.checkout(None, None).await.err() });
         eventually(|| rig.service.waiting.get() == 1).await;
         rig.pool.set_origins(&[]);
         assert_eq!(waiting.await.unwrap(), Some(Refusal::NoOrigins));
@@ -587,7 +606,7 @@ fn weights_share_the_leases() {
 fn two_workers(limits: &Limits) -> [Rig; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let budget = Arc::new(Budget::new(limits, 2));
+    let budget = Arc::new(Budget::new(limits, Retries::default().limit, 2));
     let rig = |worker, listeners| {
         Rig::share(&budget, worker, &[address], listeners, Use::Reused, settings())
     };
@@ -614,13 +633,13 @@ fn a_connection_that_comes_back_goes_to_whoever_waits_longest_on_any_worker() {
         let lease = rich.lease().await;
         let first = {
             let pool = Rc::clone(&other.pool);
-            tokio::task::spawn_local(async move { pool.checkout(None).await })
+            tokio::task::spawn_local(async move { pool.checkout(None, None).await })
         };
         eventually(|| other.service.waiting.get() == 1).await;
         tokio::time::sleep(Duration::from_millis(30)).await;
         let second = {
             let pool = Rc::clone(&rich.pool);
-            tokio::task::spawn_local(async move { pool.checkout(None).await })
+            tokio::task::spawn_local(async move { pool.checkout(None, None).await })
         };
         eventually(|| rich.service.waiting.get() == 1).await;
         lease.settle(Verdict::Return, None);
@@ -636,7 +655,7 @@ fn exchanges_have_a_limit_of_their_own() {
     run(async {
         let rig = Rig::limited(settings(), &Limits { max_requests: 1, ..limits() });
         let lease = rig.lease().await;
-        assert_eq!(rig.pool.checkout(None).await.err(), Some(Refusal::TooManyRequests));
+        assert_eq!(rig.pool.checkout(None, None).await.err(), Some(Refusal::TooManyRequests));
         lease.settle(Verdict::Return, None);
         rig.lease().await.settle(Verdict::Return, None);
         rig.pool.drain();
@@ -655,5 +674,99 @@ fn warming_leaves_the_last_connections_to_those_who_wait() {
         assert_eq!(rig.created(), 8);
         let leases = [rig.lease().await, rig.lease().await];
         drop(leases);
+    });
+}
+
+/// A pool with a live origin, whose only connection is leased, and one that refuses connections.
+async fn in_trouble(retries: Retries) -> (Arc<Budget>, Rig, Lease) {
+    let live = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = live.local_addr().unwrap();
+    let limits = Limits { max_connections_per_origin: Some(1), ..limits() };
+    let budget = Arc::new(Budget::new(&limits, retries.limit, 1));
+    let rig = Rig::retrying(&budget, retries, 0, &[address], vec![live], Use::Reused, settings());
+    let lease = rig.lease().await;
+    rig.pool.set_origins(&[Chosen::at(address), Chosen::at(dead)]);
+    (budget, rig, lease)
+}
+
+type Waiting = tokio::task::JoinHandle<Result<Lease, Refusal>>;
+
+fn wait(rig: &Rig) -> Waiting {
+    let pool = Rc::clone(&rig.pool);
+    tokio::task::spawn_local(async move { pool.checkout(None, None).await })
+}
+
+#[test]
+fn a_retry_that_waits_for_a_back_off_counts_until_it_is_over() {
+    run(async {
+        let retries = Retries { limit: RetryLimit::Fixed(1), ..Retries::default() };
+        let (budget, rig, lease) = in_trouble(retries).await;
+        let first = wait(&rig);
+        eventually(|| budget.retries.used() == 1).await;
+        assert_eq!(rig.service.retries.get(), 1);
+        // It waits, and nobody else may try again meanwhile.
+        let second = wait(&rig);
+        eventually(|| {
+            rig.pool.tick();
+            second.is_finished()
+        })
+        .await;
+        assert_eq!(second.await.unwrap().err(), Some(Refusal::TooManyRetries));
+        assert_eq!((rig.service.retry_overflow.get(), rig.service.waiting.get()), (1, 1));
+        assert!(!first.is_finished() && budget.retries.used() == 1);
+        lease.settle(Verdict::Return, None);
+        let mut lease = first.await.unwrap().unwrap();
+        assert_eq!(budget.retries.used(), 1, "its response has not begun");
+        drop(lease.take_retry());
+        assert_eq!(budget.retries.used(), 0);
+        // When all is quiet again, another one may.
+        let third = wait(&rig);
+        eventually(|| {
+            rig.pool.tick();
+            budget.retries.used() == 1
+        })
+        .await;
+        third.abort();
+        eventually(|| budget.retries.used() == 0).await;
+        lease.settle(Verdict::Return, None);
+    });
+}
+
+#[test]
+fn in_a_mass_failure_the_minimum_is_tried_again() {
+    run(async {
+        let limit = RetryLimit::Budget { percent: 20.0, min_concurrency: 3 };
+        let (budget, rig, lease) = in_trouble(Retries { limit, ..Retries::default() }).await;
+        let all: Vec<_> = (0..10).map(|_| wait(&rig)).collect();
+        eventually(|| {
+            rig.pool.tick();
+            all.iter().filter(|waiting| waiting.is_finished()).count() == 7
+        })
+        .await;
+        assert_eq!((budget.retries.used(), rig.service.retry_overflow.get()), (3, 7));
+        lease.settle(Verdict::Return, None);
+        let mut served = 0;
+        for waiting in all {
+            match waiting.await.unwrap() {
+                Ok(lease) => {
+                    served += 1;
+                    lease.settle(Verdict::Return, None);
+                }
+                Err(refusal) => assert_eq!(refusal, Refusal::TooManyRetries),
+            }
+        }
+        assert_eq!((served, budget.retries.used()), (3, 0));
+    });
+}
+
+#[test]
+fn without_retries_a_failed_dial_is_its_exchange_s_failure() {
+    run(async {
+        let on = [Condition::Refused].into_iter().collect();
+        let (budget, rig, lease) = in_trouble(Retries { on, ..Retries::default() }).await;
+        assert_eq!(wait(&rig).await.unwrap().err(), Some(Refusal::Unreachable));
+        assert_eq!((rig.service.retries.get(), budget.retries.used()), (0, 0));
+        lease.settle(Verdict::Return, None);
     });
 }

@@ -108,9 +108,10 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
 
 fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
     type Value = fn(&ServiceSnapshot) -> u64;
-    let refused: [(&str, Value, &str); 3] = [
+    let refused: [(&str, Value, &str); 4] = [
         ("max_pending", |s| s.queue_overflow, "refused because too many were waiting"),
         ("max_requests", |s| s.request_overflow, "refused because too many were under way"),
+        ("max_retries", |s| s.retry_overflow, "failed because too many were being tried again"),
         ("queue_timeout", |s| s.queue_timed_out, "refused because they waited too long"),
     ];
     let mut fine = true;
@@ -126,7 +127,7 @@ fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
             evidence: format!("{rise} exchanges just now, {total} so far, {what}"),
             setting: Some(match name {
                 "queue_timeout" => "pool.queue_timeout, limits.max_connections".to_owned(),
-                limit => format!("limits.{limit}"),
+                limit => setting(limit),
             }),
         });
     }
@@ -141,7 +142,7 @@ fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
                     "{name} is reached: {} of {}, {overflows} times in the way just now",
                     limit.used, limit.max
                 ),
-                setting: Some(format!("limits.{name}")),
+                setting: Some(setting(name)),
             });
         }
     }
@@ -149,6 +150,14 @@ fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
         let used = both.now.limits.iter().map(|(name, l)| format!("{name} {}/{}", l.used, l.max));
         let evidence = format!("no limit is reached: {}", used.collect::<Vec<_>>().join(", "));
         findings.push(Finding { layer: "limit", weight: Weight::Fine, evidence, setting: None });
+    }
+}
+
+/// Where a limit is set.
+fn setting(limit: &str) -> String {
+    match limit {
+        "max_retries" => "retries".to_owned(),
+        limit => format!("limits.{limit}"),
     }
 }
 
@@ -411,6 +420,7 @@ mod tests {
         assert_eq!(layers(|s| s.clients = 0), ["clients"]);
         assert_eq!(layers(|s| s.queue_overflow = 3), ["limit"]);
         assert_eq!(layers(|s| s.request_overflow = 3), ["limit"]);
+        assert_eq!(layers(|s| s.retry_overflow = 3), ["limit"]);
         assert_eq!(layers(|s| s.limits.get_mut("max_connections").unwrap().used = 10), ["limit"]);
         assert_eq!(layers(|s| ejected(s, 2)), ["outlier"]);
         assert!(layers(|s| ejected(s, 1)).is_empty(), "the other one serves");

@@ -103,6 +103,10 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
         let share = percent(service.steered, service.exchanges);
         append(&mut exchanges, format_args!(", {share} in the kernel"));
     }
+    let mut waiting = format!("{} waiting", count(service.waiting));
+    if service.retries > 0 {
+        append(&mut waiting, format_args!(", {} retries", count(service.retries)));
+    }
     let name = style.paint(Paint::Bold, &service.name);
     let protocol = style.paint(Paint::Dim, &service.protocol);
     let mut out = style.flow(
@@ -111,12 +115,13 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
             format!("{} clients, {} open", count(service.clients), count(service.clients_open)),
             exchanges,
             format!("{} in, {} out", bytes(service.request_bytes), bytes(service.response_bytes)),
-            format!("{} waiting", count(service.waiting)),
+            waiting,
         ],
     );
     let trouble = listed(&[
         ("refused: queue full", service.queue_overflow),
         ("refused: too many exchanges", service.request_overflow),
+        ("refused: too many retries", service.retry_overflow),
         ("refused: waited too long", service.queue_timed_out),
         ("refused: no origin reachable", service.unreachable),
         ("refused: accept failed", service.accept_failed),

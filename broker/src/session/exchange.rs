@@ -1,6 +1,6 @@
 //! One http1 exchange: lease, request, response, boundary.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,17 +14,19 @@ use crate::boundary::http1::{
 use crate::boundary::{CloseReason, Verdict};
 use crate::buffers::{Buffer, Inbox};
 use crate::config::Affinity;
+use crate::config::retries::Condition;
 use crate::net::Stream;
 use crate::origin::outlier;
-use crate::pool::{Conduct, Lease, Pool};
+use crate::pool::budget::RetryPermit;
+use crate::pool::{Conduct, Lease, Pool, Refusal};
 use crate::relay::{Tunnel, TunnelEnd};
-
-/// Most origin sockets one request is tried on.
-const ATTEMPTS_MAX: usize = 3;
 
 /// How long to wait for an origin before looking whether the client is still there. Nearly every
 /// response comes sooner, and costs no registration of the client's socket.
 const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
+
+/// Pause until a request at a silent origin is tried again, if too many others just are.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// How long a tunnel may be silent that nobody will end: its client has asked for the end, the
 /// origin was asked to go on, and where the response ends is not certain.
@@ -95,6 +97,8 @@ struct Judge<'a> {
     conduct: &'a Conduct,
     /// The request may run elsewhere instead, as long as nothing of this response is forwarded.
     may_repeat: bool,
+    /// Held from when it is decided that the request is tried again until its response begins.
+    retry: &'a Cell<Option<RetryPermit>>,
     /// Whether to notice that the client leaves.
     watch_client: bool,
 }
@@ -108,7 +112,7 @@ impl Judge<'_> {
                 self.conduct.failed(outlier::Failure::Reset);
             }
             Failure::OriginStalled => self.conduct.failed(outlier::Failure::Timeout),
-            Failure::Ejected | Failure::Refused(_) => {}
+            Failure::Refused(_) => {}
         }
     }
 }
@@ -120,6 +124,9 @@ enum Attempt {
     Complete { tail: usize, uploaded: bool },
     /// From here on bytes pass unread; the first of them are still in the buffer.
     Tunnel { tail: usize },
+    /// Nothing of a response was passed on: the request, which has its permit, is tried at another
+    /// origin instead.
+    Elsewhere,
     /// The origin failed. With `unseen`, it cannot have seen any of the request.
     OriginFailed { failure: Failure, unseen: bool },
     /// The client went away or stalled.
@@ -152,11 +159,12 @@ impl Exchanging<'_> {
         mut begun: Option<Lease>,
     ) -> After {
         let mut failed_at: Option<SocketAddr> = None;
-        for attempts_left in (0..ATTEMPTS_MAX).rev() {
+        let retry = Cell::new(None);
+        for attempts_left in (0..self.context.retries.attempts).rev() {
             let sent = begun.is_some();
             let lease = match begun.take() {
                 Some(lease) => Ok(lease),
-                None => self.lease(kept, failed_at).await,
+                None => self.lease(kept, failed_at, &retry).await,
             };
             let mut lease = match lease {
                 Ok(lease) => lease,
@@ -174,7 +182,7 @@ impl Exchanging<'_> {
             let reused = lease.is_reused();
             let may_repeat =
                 whole && head.method.is_idempotent() && attempts_left > 0 && !kept.tied;
-            let judge = Judge { conduct: &conduct, may_repeat, watch_client: true };
+            let judge = Judge { conduct: &conduct, may_repeat, retry: &retry, watch_client: true };
             let attempt =
                 self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer, &judge).await;
             match attempt {
@@ -193,30 +201,48 @@ impl Exchanging<'_> {
                     lease.settle(Verdict::Close(CloseReason::ClientGone), None);
                     return After::Abort;
                 }
+                Attempt::Elsewhere => {
+                    self.count_repeat(&lease);
+                    failed_at = Some(lease.address());
+                    let reason = if exchange.response_started() {
+                        CloseReason::Truncated
+                    } else {
+                        CloseReason::Timeout
+                    };
+                    lease.settle(Verdict::Close(reason), None);
+                }
                 Attempt::OriginFailed { failure, unseen } => {
                     let started = exchange.response_started();
                     // Repeating needs the whole request still in hand, an origin that has not
                     // answered any of it, and a request that may run twice or did not run.
-                    let repeat = failure == Failure::Ejected
-                        || !started
-                            && whole
-                            && matches!(failure, Failure::OriginFailed | Failure::NoResponse)
-                            && (unseen || head.method.is_idempotent())
-                            && attempts_left > 0
-                            && !kept.tied;
+                    let wanted = !started
+                        && whole
+                        && matches!(failure, Failure::OriginFailed | Failure::NoResponse)
+                        && (unseen && self.retries_on(Condition::Refused)
+                            || head.method.is_idempotent()
+                                && self.retries_on(Condition::ResetBeforeResponse))
+                        && attempts_left > 0
+                        && !kept.tied;
+                    // A socket that was kept open, and was dead, is the pool's own fault. Leaving it
+                    // costs the origin nothing, as it has seen nothing; and there is one dead socket
+                    // less each time, so it is no storm either. It needs no permit.
+                    let repeat = wanted && (unseen && reused || self.may_retry(&retry));
                     judge.failed(failure, reused && !started);
                     if repeat {
-                        lease.count_repeat();
+                        self.count_repeat(&lease);
                         failed_at = Some(lease.address());
                     }
                     let reason = match failure {
                         Failure::OriginStalled => CloseReason::Timeout,
-                        Failure::Ejected if !started => CloseReason::Timeout,
                         Failure::NoResponse => CloseReason::Unsolicited,
                         _ if started => CloseReason::Truncated,
                         _ => CloseReason::OriginError,
                     };
                     lease.settle(Verdict::Close(reason), None);
+                    if wanted && !repeat {
+                        self.context.metrics.retry_overflow.inc();
+                        return self.fail(Failure::Refused(Refusal::TooManyRetries), head).await;
+                    }
                     if !repeat {
                         self.context.metrics.origin_failed.inc();
                         return if started { After::Abort } else { self.fail(failure, head).await };
@@ -227,8 +253,27 @@ impl Exchanging<'_> {
         unreachable!("the last attempt returns")
     }
 
+    /// Whether the request may be tried again, as far as the others that are go. It has its permit
+    /// then.
+    fn may_retry(self, retry: &Cell<Option<RetryPermit>>) -> bool {
+        let permit = retry.take().or_else(|| self.pool.retry());
+        let permitted = permit.is_some();
+        retry.set(permit);
+        permitted
+    }
+
+    fn count_repeat(self, lease: &Lease) {
+        lease.count_repeat();
+        self.context.metrics.retries.inc();
+    }
+
     /// The socket that the client kept, or one from the pool.
-    async fn lease(self, kept: &mut Kept, failed_at: Option<SocketAddr>) -> Result<Lease, NoLease> {
+    async fn lease(
+        self,
+        kept: &mut Kept,
+        failed_at: Option<SocketAddr>,
+        retry: &Cell<Option<RetryPermit>>,
+    ) -> Result<Lease, NoLease> {
         if let Some(lease) = kept.lease.take() {
             // A tied socket must not be replaced silently: the client believes that it is
             // authenticated. On a dead one, the exchange fails by itself.
@@ -237,7 +282,10 @@ impl Exchanging<'_> {
             }
             lease.settle(Verdict::Close(CloseReason::OriginError), None);
         }
-        checkout(self.context, self.pool, self.client, failed_at).await
+        let permit = retry.take();
+        let mut lease = checkout(self.context, self.pool, self.client, failed_at, permit).await?;
+        retry.set(lease.take_retry());
+        Ok(lease)
     }
 
     /// Sends the request and receives the response, but for its last part.
@@ -265,7 +313,7 @@ impl Exchanging<'_> {
         let exchange = RefCell::new(exchange);
         if exchange.borrow().request_done() {
             let attempt = self.respond(&exchange, origin, reused, buffer, judge).await;
-            if !matches!(attempt, Attempt::OriginFailed { .. }) {
+            if !matches!(attempt, Attempt::OriginFailed { .. } | Attempt::Elsewhere) {
                 inbox.consume(request_len);
             }
             return attempt;
@@ -373,7 +421,7 @@ impl Exchanging<'_> {
             let received = match self.receive(origin, &mut buffer[held..], judge, begun).await {
                 Ok(received) => received,
                 Err(GivenUp::ClientGone) => return Attempt::ClientGone,
-                Err(GivenUp::Silenced) => return failed(Failure::Ejected),
+                Err(GivenUp::Silenced) => return Attempt::Elsewhere,
             };
             let step = match received {
                 Ok(0) => {
@@ -404,14 +452,18 @@ impl Exchanging<'_> {
             if !judged
                 && let Some(status) = exchange.borrow().status()
                 && !std::mem::replace(&mut judged, true)
-                && judge.conduct.responded(status)
+                && self.is_better_elsewhere(judge, status)
                 && judge.may_repeat
                 && !forwarded
                 && judge.conduct.has_others()
+                // Without a permit the client gets this response: better than one of ours.
+                && self.may_retry(judge.retry)
             {
-                return failed(Failure::Ejected);
+                return Attempt::Elsewhere;
             }
             forwarded = true;
+            // There will be no other attempt.
+            drop(judge.retry.take());
             self.context.metrics.response_bytes.add(step.forward as u64);
             match step.state {
                 Progress::Done => {
@@ -429,6 +481,29 @@ impl Exchanging<'_> {
         }
     }
 
+    /// Counts a response's status. Answers whether another origin had better be asked.
+    fn is_better_elsewhere(self, judge: &Judge<'_>, status: u16) -> bool {
+        let ejected = judge.conduct.responded(status);
+        ejected && self.retries_on(Condition::Ejected)
+            || matches!(status, 502..=504) && self.retries_on(Condition::GatewayError)
+    }
+
+    fn retries_on(self, condition: Condition) -> bool {
+        self.context.retries.on.contains(condition)
+    }
+
+    /// Waits until the origin is ejected for its silence, and the request may be tried elsewhere.
+    async fn silenced(self, judge: &Judge<'_>) {
+        loop {
+            judge.conduct.silenced().await;
+            if self.may_retry(judge.retry) {
+                return;
+            }
+            // Others are being tried again, which does not take long elsewhere.
+            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+        }
+    }
+
     /// Receives from the origin; notices after a while if the client leaves meanwhile, or if the
     /// origin is ejected for its silence and another one can be asked instead.
     async fn receive(
@@ -442,14 +517,13 @@ impl Exchanging<'_> {
         if let Ok(received) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut receive).await {
             return Ok(received);
         }
+        let silenced_counts = judge.may_repeat && !begun && self.retries_on(Condition::Ejected);
         let slow = async {
             tokio::select! {
                 biased;
                 received = receive => Ok(received),
                 () = self.client.reset(), if judge.watch_client => Err(GivenUp::ClientGone),
-                () = judge.conduct.silenced(), if judge.may_repeat && !begun => {
-                    Err(GivenUp::Silenced)
-                }
+                () = self.silenced(judge), if silenced_counts => Err(GivenUp::Silenced),
                 () = tokio::time::sleep(self.context.timeouts.origin_stall) => {
                     Ok(Err(ErrorKind::TimedOut.into()))
                 }
@@ -557,7 +631,7 @@ impl Exchanging<'_> {
         reason: CloseReason,
         kept: &mut Kept,
     ) -> After {
-        let mut lease = match self.lease(kept, None).await {
+        let mut lease = match self.lease(kept, None, &Cell::default()).await {
             Ok(lease) => lease,
             Err(NoLease::ClientGone) => return After::Close,
             Err(NoLease::Refused(refusal)) => {

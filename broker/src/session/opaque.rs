@@ -12,7 +12,7 @@ use crate::relay::{Tunnel, TunnelEnd};
 
 /// Serves an opaque client.
 pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: OpaqueReuse) {
-    let mut lease = match checkout(context, pool, &client, None).await {
+    let mut lease = match checkout(context, pool, &client, None, None).await {
         Ok(lease) => lease,
         Err(no_lease) => {
             // There are no words that every protocol understands: a reset is the clean error.
@@ -23,6 +23,8 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
             return;
         }
     };
+    // There is a connection: whatever failed before is over.
+    drop(lease.take_retry());
     // Until both sides have ended in order, what the client has may be cut off.
     client.abort_on_close(true);
     let quiet = RefCell::new(Quiet::default());

@@ -14,9 +14,6 @@ pub(super) enum Failure {
     OriginFailed,
     /// What the origin sent cannot be the beginning of a response.
     NoResponse,
-    /// The origin had been ejected, and its response, or that there was none, was one more reason
-    /// for that: another one is asked.
-    Ejected,
     /// The origin did not begin its response within `origin_stall`.
     OriginStalled,
 }
@@ -34,6 +31,11 @@ impl Failure {
                 "503 Service Unavailable",
                 "x-broker-overloaded: max_requests\r\nRetry-After: 1",
                 "too many exchanges are under way",
+            ),
+            Self::Refused(Refusal::TooManyRetries) => (
+                "503 Service Unavailable",
+                "x-broker-overloaded: max_retries\r\nRetry-After: 1",
+                "too many exchanges are being tried again",
             ),
             Self::Refused(Refusal::QueueTimeout) => (
                 "503 Service Unavailable",
@@ -65,11 +67,6 @@ impl Failure {
                 "x-broker-unavailable: no_response",
                 "the origin sent something that is not a response",
             ),
-            Self::Ejected => (
-                "503 Service Unavailable",
-                "x-broker-unavailable: ejected",
-                "the origin has been ejected",
-            ),
             Self::OriginStalled => (
                 "504 Gateway Timeout",
                 "x-broker-unavailable: origin_stalled",
@@ -95,6 +92,7 @@ mod tests {
         let all = [
             (Failure::Refused(Refusal::QueueFull), "x-broker-overloaded: max_pending"),
             (Failure::Refused(Refusal::TooManyRequests), "x-broker-overloaded: max_requests"),
+            (Failure::Refused(Refusal::TooManyRetries), "x-broker-overloaded: max_retries"),
             (Failure::Refused(Refusal::QueueTimeout), "x-broker-overloaded: queue_timeout"),
             (Failure::Refused(Refusal::Unreachable), "x-broker-unavailable: unreachable"),
             (Failure::Refused(Refusal::NoOrigins), "x-broker-unavailable: no_origins"),

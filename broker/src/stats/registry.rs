@@ -189,6 +189,8 @@ impl Registered {
             waiting: total(|m| m.waiting.get()),
             queue_overflow: total(|m| m.queue_overflow.get()),
             request_overflow: total(|m| m.request_overflow.get()),
+            retry_overflow: total(|m| m.retry_overflow.get()),
+            retries: total(|m| m.retries.get()),
             queue_timed_out: total(|m| m.queue_timed_out.get()),
             unreachable: total(|m| m.unreachable.get()),
             origin_failed: total(|m| m.origin_failed.get()),

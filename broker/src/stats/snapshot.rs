@@ -221,6 +221,12 @@ pub struct ServiceSnapshot {
     #[serde(default)]
     pub request_overflow: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
+    #[serde(default)]
+    pub retry_overflow: u64,
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
+    #[serde(default)]
+    pub retries: u64,
+    /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub unreachable: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub origin_failed: u64,

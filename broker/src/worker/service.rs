@@ -109,6 +109,7 @@ impl Service {
         };
         let context = Context {
             timeouts: config.timeouts,
+            retries: config.retries,
             metrics: Arc::clone(&records.metrics),
             buffers: buffers.clone(),
             stop: Rc::clone(stop),

@@ -117,6 +117,8 @@ pub(super) struct Service {
     #[serde(default)]
     pub limits: Limits,
     #[serde(default)]
+    pub retries: Retries,
+    #[serde(default)]
     pub timeouts: Timeouts,
     /// Default: no origin is ever left out for what it does.
     pub outlier: Option<Outlier>,
@@ -336,6 +338,24 @@ pub(super) struct Limits {
     pub max_pending: Option<usize>,
     /// Default 1024: Envoy's default.
     pub max_requests: Option<usize>,
+}
+
+/// `[service.retries]`: of all workers together.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "the keys are Envoy's")]
+pub(super) struct Retries {
+    /// Default `connect-failure`, `refused`, `reset-before-response` and `ejected`; an opaque service
+    /// has only the first.
+    pub retry_on: Option<Vec<String>>,
+    /// http1 only. Default 3 sockets for one request.
+    pub attempts: Option<usize>,
+    /// Default: a part of what is under way instead.
+    pub max_retries: Option<usize>,
+    /// Default 50: half of the origins can go at once. (Envoy: 20.)
+    pub budget_percent: Option<f64>,
+    /// Default 32: a small service loses nothing. (Envoy: 3.)
+    pub min_concurrency: Option<usize>,
 }
 
 /// `[service.timeouts]`.

@@ -9,6 +9,7 @@ mod gateway;
 mod health;
 mod outlier;
 mod pool;
+mod retries;
 mod subset;
 mod unique;
 
@@ -142,6 +143,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     }
     let limits = pool::limits(check, &raw.limits, protocol);
     let pool: PoolConfig = pool::pool(check, raw.pool, &limits, protocol, route);
+    let retries = retries::retries(check, &raw.retries, protocol);
     let timeouts = pool::timeouts(check, &raw.timeouts);
     let subset = raw.subset.as_ref().and_then(|raw| subset::subset(check, raw));
     if subset.is_some() && route != Route::Balance {
@@ -166,6 +168,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         health_check,
         pool,
         limits,
+        retries,
         timeouts,
         outlier,
         panic,

@@ -9,6 +9,7 @@ use crate::config::discovery::{Dns, Eds, EdsApi, Families, Kubernetes, Port, Rec
 use crate::config::gateway::{Etcd, Gateway, Index};
 use crate::config::health::{Initial, Kind};
 use crate::config::outlier::{Outlier, Panic};
+use crate::config::retries::{Condition, Retries, RetryLimit};
 use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Route};
 
 const MINIMAL: &str = r#"
@@ -418,6 +419,91 @@ fn pool_rules() {
 }
 
 #[test]
+fn retry_rules() {
+    let retries = |keys: &str| format!("[service.retries]\n{keys}");
+    let of = |keys: &str| parsed(&format!("{MINIMAL}{}", retries(keys))).services[0].retries;
+    assert_eq!(of(""), Retries::default());
+    assert_eq!(of("max_retries = 3").limit, RetryLimit::Fixed(3));
+    let percent = |percent| RetryLimit::Budget { percent, min_concurrency: 32 };
+    assert_eq!(of("budget_percent = 20.0").limit, percent(20.0));
+    assert_eq!(of("budget_percent = 12.5").limit, percent(12.5));
+    assert!(Condition::ALL.iter().all(|(_, c)| !of("retry_on = []").on.contains(*c)));
+    let on = of("retry_on = [\"gateway-error\"]\nattempts = 1").on;
+    assert!(on.contains(Condition::GatewayError) && !on.contains(Condition::Refused));
+    check_keys(
+        &retries("retry_on = [\"5xx\", \"refused\", \"refused\"]\nattempts = 0"),
+        &[
+            "service \"web\": retries.retry_on = \"5xx\": must be \"connect-failure\" or \"refused\" or \"reset-before-response\" or \"gateway-error\" or \"ejected\"",
+            "service \"web\": retries.retry_on = \"refused\": is given twice",
+            "service \"web\": retries.attempts = 0: must be 1..=16",
+        ],
+    );
+    check_keys(
+        &retries("budget_percent = 120.0\nmin_concurrency = 0"),
+        &[
+            "service \"web\": retries.min_concurrency = 0: must be 1..=1048576",
+            "service \"web\": retries.budget_percent = 120: must be 0..=100",
+        ],
+    );
+    check_keys(
+        &retries("budget_percent = nan"),
+        &["service \"web\": retries.budget_percent = NaN: must be 0..=100"],
+    );
+    check_keys(
+        &retries("max_retries = 3\nbudget_percent = 20.0"),
+        &[
+            "service \"web\": retries.budget_percent = 20: cannot be given together with `max_retries`, which is a fixed number",
+        ],
+    );
+    let opaque = MINIMAL.replace("http1", "opaque");
+    check(
+        &format!(
+            "{opaque}{}",
+            retries("retry_on = [\"connect-failure\", \"refused\"]\nattempts = 2")
+        ),
+        &[
+            "service \"web\": retries.attempts = 2: belongs to protocol = \"http1\": an opaque client's bytes are sent on one socket only",
+            "service \"web\": retries.retry_on = \"refused\": belongs to protocol = \"http1\"; opaque bytes cannot be sent twice",
+        ],
+    );
+}
+
+#[test]
+fn advice_about_limits() {
+    let advice = |keys: &str| {
+        let text = format!("workers = 4\n{MINIMAL}{keys}").replace(
+            "\"10.0.0.1:80\"",
+            "\"10.0.0.1:80\", \"10.0.0.2:80\", \"10.0.0.3:80\", \"10.0.0.4:80\"",
+        );
+        warnings(&parsed(&text)).join("\n").replace("service \"web\": ", "")
+    };
+    assert_eq!(advice("[service.limits]\nmax_connections = 32"), "");
+    assert_eq!(
+        advice("[service.limits]\nmax_connections = 31\nmax_connections_per_origin = 7"),
+        "limits.max_connections_per_origin = 7: 4 workers with pool.prewarm = 2 ask for more\n\
+         limits.max_connections = 31: 4 workers with pool.prewarm = 2 ask for more of 4 origins"
+    );
+    assert_eq!(
+        advice("[service.retries]\nattempts = 1"),
+        "retries.attempts = 1: no request is sent twice, and the budget (50 %, at least 32) is for connections that fail only"
+    );
+    assert_eq!(
+        advice("[service.retries]\nattempts = 1\nmax_retries = 9\nretry_on = [\"refused\"]"),
+        "retries.attempts = 1: no request is sent twice, and max_retries = 9 has no effect"
+    );
+    let outlier = |percent: u8| {
+        advice(&format!(
+            "[service.subset]\nsize = 4\nmin_healthy = 3\n[service.outlier]\nmax_ejection_percent = {percent}"
+        ))
+    };
+    assert_eq!(outlier(25), "");
+    assert_eq!(
+        outlier(50),
+        "outlier.max_ejection_percent = 50: of the 4 origins of the subset only 1 can be lost before fewer than subset.min_healthy (3) are left"
+    );
+}
+
+#[test]
 fn advice() {
     let config = parsed(&format!(
         "{MINIMAL}[service.pool]\nmax_idle = 0\nidle_ttl = \"1h\"\nqueue_timeout = \"1s\""
@@ -481,13 +567,15 @@ fn the_example_is_valid_and_tells_the_defaults() {
     let settings = |config: &Config| {
         let web = &config.services[0];
         format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             config.admin_socket,
             config.heartbeat_age_max,
             config.drain_timeout,
             web.protocol,
             web.route,
             web.pool,
+            web.limits,
+            web.retries,
             web.timeouts
         )
     };

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use ipnet::IpNet;
 
+use crate::config::retries::{Condition, RetryLimit};
 use crate::config::{Affinity, Config, OpaqueReuse, Protocol, Route, Service};
 
 /// Advice about a valid configuration, for `broker check` and the log.
@@ -13,6 +14,8 @@ pub fn warnings(config: &Config) -> Vec<String> {
     for service in &config.services {
         let mut warn = |text: &str| all.push(format!("service {:?}: {text}", service.name));
         about_pool(service, &mut warn);
+        about_limits(service, config.workers.get(), &mut warn);
+        about_retries(service, &mut warn);
         about_outliers(service, &mut warn);
         if matches!(service.route, Route::Dialled { .. }) {
             for origin in service.origins.iter().filter(|o| !intercepted(service, **o)) {
@@ -63,6 +66,47 @@ fn about_pool(service: &Service, warn: &mut impl FnMut(&str)) {
     }
 }
 
+/// Sockets that are opened early and the limits that they meet.
+fn about_limits(service: &Service, workers: usize, warn: &mut impl FnMut(&str)) {
+    let (limits, prewarm) = (&service.limits, service.pool.prewarm);
+    if let Some(max) = limits.max_connections_per_origin.filter(|max| workers * prewarm > *max) {
+        warn(&format!(
+            "limits.max_connections_per_origin = {max}: {workers} workers with pool.prewarm = {prewarm} ask for more"
+        ));
+    }
+    let Some(origins) = origins_used(service) else { return };
+    if workers * prewarm * origins > limits.max_connections {
+        warn(&format!(
+            "limits.max_connections = {}: {workers} workers with pool.prewarm = {prewarm} ask for more of {origins} origins",
+            limits.max_connections
+        ));
+    }
+}
+
+/// How many origins this gateway uses, if that is known.
+fn origins_used(service: &Service) -> Option<usize> {
+    let listed = service.discovery.is_none().then_some(service.origins.len());
+    match (service.subset.map(|subset| subset.size), listed) {
+        (Some(size), Some(all)) => Some(size.min(all)),
+        (size, all) => size.or(all),
+    }
+}
+
+fn about_retries(service: &Service, warn: &mut impl FnMut(&str)) {
+    let retries = &service.retries;
+    if retries.attempts == 1 && Condition::ALL.iter().any(|(_, c)| retries.on.contains(*c)) {
+        let limit = match retries.limit {
+            RetryLimit::Fixed(max) => format!("max_retries = {max}"),
+            RetryLimit::Budget { percent, min_concurrency } => {
+                format!("the budget ({percent} %, at least {min_concurrency})")
+            }
+        };
+        let connects = retries.on.contains(Condition::ConnectFailure);
+        let what = if connects { "is for connections that fail only" } else { "has no effect" };
+        warn(&format!("retries.attempts = 1: no request is sent twice, and {limit} {what}"));
+    }
+}
+
 fn about_outliers(service: &Service, warn: &mut impl FnMut(&str)) {
     let Some(outlier) = &service.outlier else { return };
     let percent = usize::from(outlier.max_ejection_percent);
@@ -71,6 +115,15 @@ fn about_outliers(service: &Service, warn: &mut impl FnMut(&str)) {
         warn(&format!(
             "outlier.max_ejection_percent = {percent}: of {origins} origins none is ever ejected, unless always_eject_one_host is set"
         ));
+    }
+    if let (Some(subset), Some(used)) = (service.subset, origins_used(service)) {
+        let spare = used.saturating_sub(subset.min_healthy);
+        if percent * used > spare * 100 {
+            warn(&format!(
+                "outlier.max_ejection_percent = {percent}: of the {used} origins of the subset only {spare} can be lost before fewer than subset.min_healthy ({}) are left",
+                subset.min_healthy
+            ));
+        }
     }
     let threshold = usize::from(service.panic.threshold);
     if 100 - percent < threshold {
