@@ -72,6 +72,8 @@ pub mod name {
     pub const TARGETS: &str = "broker_targets";
     /// Map: [`Service`](super::Service) by slot.
     pub const SERVICES: &str = "broker_services";
+    /// Map: [`Gate`](super::Gate)s of the services that have one.
+    pub const GATES: &str = "broker_gates";
     /// Map: [`Listeners`](super::Listeners) by `slot * WORKERS_MAX + worker`.
     pub const LISTENERS: &str = "broker_listener";
     /// Map: last sign of life of each worker, nanoseconds of `CLOCK_MONOTONIC`.
@@ -128,6 +130,8 @@ pub mod global {
     pub const WORKERS: &str = "WORKERS";
     /// `u64`: a heartbeat older than this does not count, in nanoseconds.
     pub const HEARTBEAT_AGE_MAX_NS: &str = "HEARTBEAT_AGE_MAX_NS";
+    /// `u32`: 1 if programs can choose the error of a refused `connect()` (Linux 5.18).
+    pub const CAN_SET_RETVAL: &str = "CAN_SET_RETVAL";
     /// `u32`: places for origin sockets in each group; 0 means that nothing is steered.
     pub const GROUP_SLOTS: &str = "GROUP_SLOTS";
     /// [`Offsets`](super::Offsets): where the kernel keeps what steering must know.
@@ -651,11 +655,24 @@ pub struct Service {
     pub keep_destination: u32,
     /// A [`Steer`].
     pub steer: u32,
-    /// Padding, always 0.
-    pub zero: u32,
+    /// Place of its [`Gate`], plus one; 0 if it has none.
+    pub gate: u32,
 }
 
 const _: () = assert!(size_of::<Service>() == 16 * SERVICE_CGROUPS_MAX + 16);
+
+/// Whether a service takes connections.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gate {
+    /// When it was last said to be closed, in nanoseconds of `CLOCK_MONOTONIC`; 0 if it is open. Counts
+    /// for as long as a heartbeat does.
+    pub closed_ns: u64,
+    /// Connections refused.
+    pub refused: u64,
+}
+
+const _: () = assert!(size_of::<Gate>() == 16);
 
 /// Where one worker takes the connections of one service.
 #[repr(C)]

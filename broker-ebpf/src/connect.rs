@@ -1,13 +1,13 @@
 //! Sends connections to brokered destinations to the broker, before TCP begins.
 //!
 //! When in doubt the connection is left alone: the client then reaches its destination as if
-//! there were no broker. The hook always allows the `connect()`.
+//! there were no broker. The hook allows the `connect()`, unless the service's gate is closed.
 
 use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_ancestor_cgroup_id, bpf_get_netns_cookie, bpf_get_prandom_u32,
-    bpf_get_smp_processor_id, bpf_ktime_get_ns,
+    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_set_retval,
 };
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
@@ -18,11 +18,12 @@ use broker_ebpf::abi::{
 };
 use broker_ebpf::flow;
 
+use crate::atomic;
 use crate::context::{load_u32, store_u32};
 use crate::kmem;
 use crate::maps::{
-    HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, ROUTES, SERVICES, TARGETS, WORKERS,
-    socket_state, socket_state_or_new, tally,
+    CAN_SET_RETVAL, GATES, HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, ROUTES,
+    SERVICES, TARGETS, WORKERS, socket_state, socket_state_or_new, tally,
 };
 
 const SOCK_STREAM: u32 = 1;
@@ -30,23 +31,79 @@ const IPPROTO_TCP: u32 = 6;
 
 #[cgroup_sock_addr(connect4)]
 pub fn broker_connect4(ctx: SockAddrContext) -> i32 {
-    if let Some(listener) = connect(&ctx, read_v4(ctx.sock_addr)) {
-        write_v4(ctx.sock_addr, &listener);
+    match connect(&ctx, read_v4(ctx.sock_addr)) {
+        Fate::LeftAlone => {}
+        Fate::Rewritten(listener) => write_v4(ctx.sock_addr, &listener),
+        Fate::Refused => return refuse(),
     }
     1
 }
 
 #[cgroup_sock_addr(connect6)]
 pub fn broker_connect6(ctx: SockAddrContext) -> i32 {
-    if let Some(listener) = connect(&ctx, read_v6(ctx.sock_addr)) {
-        write_v6(ctx.sock_addr, &listener);
+    match connect(&ctx, read_v6(ctx.sock_addr)) {
+        Fate::LeftAlone => {}
+        Fate::Rewritten(listener) => write_v6(ctx.sock_addr, &listener),
+        Fate::Refused => return refuse(),
     }
     1
 }
 
-/// Where to send the client instead, if anywhere.
+/// What becomes of a `connect()`.
+enum Fate {
+    /// It goes where the client wants.
+    LeftAlone,
+    /// It goes to this listener instead.
+    Rewritten(Address),
+    /// It fails.
+    Refused,
+}
+
 #[inline(always)]
-fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
+fn connect(ctx: &SockAddrContext, dialled: Address) -> Fate {
+    let Some((slot, service)) = brokered(ctx, &dialled) else { return Fate::LeftAlone };
+    let Some(taken) = way_in(ctx, slot, service, &dialled) else {
+        return Fate::LeftAlone;
+    };
+    if is_closed(service) {
+        return Fate::Refused;
+    }
+    match rewrite(ctx, service, dialled, taken) {
+        Some(listener) => Fate::Rewritten(listener),
+        None => Fate::LeftAlone,
+    }
+}
+
+/// Fails the `connect()`: before Linux 5.18 with EPERM, whatever the program wants.
+#[inline(always)]
+fn refuse() -> i32 {
+    if CAN_SET_RETVAL.load() != 0 {
+        // SAFETY: takes a number, and is known to be there.
+        unsafe { bpf_set_retval(-flow::ECONNREFUSED) };
+    }
+    0
+}
+
+/// Whether the service takes no connections now. Counts the one that it does not take.
+#[inline(always)]
+fn is_closed(service: &Service) -> bool {
+    let Some(index) = service.gate.checked_sub(1) else { return false };
+    let Some(gate) = GATES.get_ptr_mut(index) else { return false };
+    // SAFETY: takes nothing and reads a clock.
+    let now = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: a value of the map; an aligned word is read whole.
+    let closed_ns = unsafe { (&raw const (*gate).closed_ns).read_volatile() };
+    if !flow::is_fresh(closed_ns, now, HEARTBEAT_AGE_MAX_NS.load()) {
+        return false;
+    }
+    // SAFETY: a value of the map.
+    unsafe { atomic::add(&raw mut (*gate).refused, 1) };
+    true
+}
+
+/// The service that is to take the connection, if there is one, with its slot.
+#[inline(always)]
+fn brokered(ctx: &SockAddrContext, dialled: &Address) -> Option<(u32, &'static Service)> {
     // Cheapest first: nearly all calls end at one of the first two.
     let addr = ctx.sock_addr;
     if load_u32!(addr: bpf_sock_addr, type_) != SOCK_STREAM
@@ -54,16 +111,30 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
     {
         return None;
     }
-    let slot = *TARGETS.get(&Key::new(TARGET_BITS, flow::target(&dialled)))?;
+    let slot = *TARGETS.get(&Key::new(TARGET_BITS, flow::target(dialled)))?;
     let service = SERVICES.get(slot)?;
-    let sk = sk(addr);
-    if socket_state(sk).is_some_and(|state| state.who == Who::Broker as u8) {
+    if socket_state(sk(addr)).is_some_and(|state| state.who == Who::Broker as u8) {
         return None;
     }
     if !has_cgroup(service) {
         tally(Tally::OtherCgroup);
         return None;
     }
+    Some((slot, service))
+}
+
+/// How a client is taken.
+struct Taken {
+    listener: Address,
+    route: u32,
+    steered: bool,
+}
+
+/// The way to a worker that is alive and that the client can reach.
+#[inline(always)]
+fn way_in(ctx: &SockAddrContext, slot: u32, service: &Service, dialled: &Address) -> Option<Taken> {
+    let addr = ctx.sock_addr;
+    let sk = sk(addr);
     let Some(worker) = live_worker() else {
         tally(Tally::StaleHeartbeat);
         return None;
@@ -77,7 +148,7 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
         && flow::is_steered(service.steer, kmem::file_flags(sk))
         && (service.steer == Steer::Kernel as u32 || pays(route));
     let set = if steered { &listeners.steered } else { &listeners.relayed };
-    let Some(listener) = flow::listener(set, same_netns, &dialled) else {
+    let Some(listener) = flow::listener(set, same_netns, dialled) else {
         tally(if same_netns { Tally::NoListener } else { Tally::OtherNetns });
         return None;
     };
@@ -85,8 +156,19 @@ fn connect(ctx: &SockAddrContext, dialled: Address) -> Option<Address> {
         tally(Tally::BoundToDevice);
         return None;
     }
+    Some(Taken { listener, route, steered })
+}
 
-    let Some(state) = socket_state_or_new(sk) else {
+/// Notes what becomes of the client. Answers where it is to be sent.
+#[inline(always)]
+fn rewrite(
+    ctx: &SockAddrContext,
+    service: &Service,
+    dialled: Address,
+    taken: Taken,
+) -> Option<Address> {
+    let Taken { listener, route, steered } = taken;
+    let Some(state) = socket_state_or_new(sk(ctx.sock_addr)) else {
         warn!(ctx, "a connection is not intercepted: its socket has no memory left for options");
         return None;
     };

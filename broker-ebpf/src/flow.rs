@@ -24,7 +24,8 @@ const EPIPE: i32 = 32;
 const ECONNABORTED: i32 = 103;
 const ECONNRESET: i32 = 104;
 const ETIMEDOUT: i32 = 110;
-const ECONNREFUSED: i32 = 111;
+/// No connection was made.
+pub const ECONNREFUSED: i32 = 111;
 
 /// How many bytes at the front of a segment have come before. TCP receives a segment whole if any of
 /// it is new, and cuts off the rest only when it is read (RFC 9293 section 3.10.7.4). `None` if

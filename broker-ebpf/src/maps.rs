@@ -12,10 +12,10 @@ use aya_ebpf::helpers::generated::bpf_sk_storage_get;
 use aya_ebpf::macros::btf_map;
 use broker_ebpf::abi::{
     BUSY, Client, Counters, Dialled, ENDPOINTS_MAX, EVENTS_BYTES, EndpointCounters, EndpointKey,
-    Event, EventKind, Group, HEAD_BYTES_MAX, Listeners, ORIGINAL_DESTINATIONS_MAX, Offsets, Pair,
-    REQUEST_BYTES_MAX, Route, SERVICE_SLOTS, SERVICES_MAX, STEERED_CLIENTS_MAX, Service, Slot,
-    SocketState, TALLY_COUNT, TARGETS_MAX, Tally, Target, UNKNOWN_OFFSET, WHO_COUNT, WHY_COUNT,
-    WORKERS_MAX,
+    Event, EventKind, Gate, Group, HEAD_BYTES_MAX, Listeners, ORIGINAL_DESTINATIONS_MAX, Offsets,
+    Pair, REQUEST_BYTES_MAX, Route, SERVICE_SLOTS, SERVICES_MAX, STEERED_CLIENTS_MAX, Service,
+    Slot, SocketState, TALLY_COUNT, TARGETS_MAX, Tally, Target, UNKNOWN_OFFSET, WHO_COUNT,
+    WHY_COUNT, WORKERS_MAX,
 };
 use broker_ebpf::scan::{RequestScan, ResponseScan};
 
@@ -42,6 +42,9 @@ pub static TARGETS: LpmTrie<Target, u32, TARGETS_MAX> = LpmTrie::new();
 
 #[btf_map(name = "broker_services")]
 pub static SERVICES: Array<Service, SERVICE_SLOTS> = Array::new();
+
+#[btf_map(name = "broker_gates")]
+pub static GATES: Array<Gate, SERVICES_MAX, BPF_F_MMAPABLE> = Array::new();
 
 #[btf_map(name = "broker_listener")]
 pub static LISTENERS: Array<Listeners, { SERVICE_SLOTS * WORKERS_MAX }> = Array::new();
@@ -149,6 +152,9 @@ pub static SK_ERR_OFFSET: Global<u32> = Global::new(UNKNOWN_OFFSET);
 
 #[unsafe(no_mangle)]
 pub static NETNS_COOKIE: Global<u64> = Global::new(0);
+
+#[unsafe(no_mangle)]
+pub static CAN_SET_RETVAL: Global<u32> = Global::new(0);
 
 #[unsafe(no_mangle)]
 pub static WORKERS: Global<u32> = Global::new(0);

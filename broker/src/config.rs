@@ -222,6 +222,18 @@ pub struct Limits {
     pub max_pending: usize,
     /// Most exchanges under way; more are refused. Only http1 has exchanges.
     pub max_requests: usize,
+    /// How clients hear that neither a connection nor a place in the queue is left.
+    pub refuse: Refuse,
+}
+
+/// How clients are refused when there are as many connections and waiting exchanges as allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Refuse {
+    /// By a response; opaque clients by a reset.
+    #[default]
+    Response,
+    /// Intercepted ones earlier: their `connect()` fails.
+    Connect,
 }
 
 /// TCP keepalive, see `tcp(7)`.

@@ -19,7 +19,8 @@ use tokio::sync::watch;
 use self::origins::Origins;
 use crate::admin::{self, Health};
 use crate::clock;
-use crate::config::{self, Config, Route, Steer};
+use crate::config::{self, Config, Refuse, Route, Steer};
+use crate::datapath::gate::Gate;
 use crate::datapath::kernel::{self, Kernel, KernelLog};
 use crate::datapath::steering::{Carried, Layout};
 use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
@@ -45,7 +46,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let Loaded { datapath, log, no_kernel } = load_datapath(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let events = Arc::new(EventLog::open(&config.event_log)?);
-    let common = common(&config, &events);
+    let common = common(&config, &events, &*datapath);
     let origins = Origins::new(&config, &common, &events);
     let control = Control {
         shared: Shared {
@@ -168,7 +169,7 @@ impl Control {
             };
             listeners.push(report);
         }
-        let services = intercepted_services(&self.shared.config, &listeners)?;
+        let services = intercepted_services(&self.shared, &listeners)?;
         if !services.is_empty() {
             self.shared.datapath.intercept(&services).context("starting interception")?;
         }
@@ -222,6 +223,7 @@ impl admin::Source for Control {
             service.membership = self.origins.snapshot(position);
             let common = &self.shared.common[position];
             service.limits = common.budget.snapshot();
+            service.connects_refused = common.budget.gate().map_or(0, Gate::refused);
             service.outliers = common.watch.as_ref().map(|watch| watch.snapshot());
         }
         let mut snapshot = Snapshot::assemble(process, services, kernel, host);
@@ -295,9 +297,9 @@ fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
 }
 
 /// What the workers of each service have in common.
-fn common(config: &Config, events: &Arc<EventLog>) -> Arc<[pool::Common]> {
+fn common(config: &Config, events: &Arc<EventLog>, datapath: &dyn Datapath) -> Arc<[pool::Common]> {
     let common = |service: &config::Service| pool::Common {
-        budget: Arc::new(Budget::new(&service.limits, service.retries.limit, config.workers.get())),
+        budget: budget(service, config.workers.get(), datapath),
         retries: service.retries,
         watch: service.outlier.clone().map(|outlier| {
             let (name, events) = (service.name.clone(), Arc::clone(events));
@@ -307,11 +309,21 @@ fn common(config: &Config, events: &Arc<EventLog>) -> Arc<[pool::Common]> {
     config.services.iter().map(common).collect()
 }
 
+fn budget(service: &config::Service, workers: usize, datapath: &dyn Datapath) -> Arc<Budget> {
+    let gate = match service.limits.refuse {
+        Refuse::Response => None,
+        Refuse::Connect => datapath.new_gate(),
+    };
+    let budget = Budget::new(&service.limits, service.retries.limit, workers);
+    Arc::new(budget.with_gate(gate))
+}
+
 /// What the kernel is to intercept, once every worker has said where it listens.
 fn intercepted_services(
-    config: &Config,
+    shared: &Shared,
     listeners: &[Vec<WorkerListeners>],
 ) -> anyhow::Result<Vec<InterceptedService>> {
+    let config = &shared.config;
     let mut services = Vec::new();
     for (position, service) in config.services.iter().enumerate() {
         if service.intercept.is_empty() {
@@ -328,6 +340,7 @@ fn intercepted_services(
                 || config.intercept_from_netns.is_some()
                 || service.steer != Steer::Relay,
             steer: service.steer,
+            gate: shared.common[position].budget.gate().map(Gate::index),
             listeners: listeners.iter().map(|worker| worker[position]).collect(),
         });
     }

@@ -3,6 +3,7 @@
 //! [`Datapath`] is all the daemon knows of its kernel programs; [`kernel`] loads the real ones,
 //! [`Inert`] stands in where there are none (a host that only listens, and tests).
 
+pub mod gate;
 pub mod kernel;
 pub mod steering;
 
@@ -12,6 +13,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use self::gate::Gate;
 use self::steering::{Carried, Steering};
 use crate::config::{Intercept, Steer};
 
@@ -28,6 +30,8 @@ pub struct InterceptedService {
     pub keep_destination: bool,
     /// Which clients are steered.
     pub steer: Steer,
+    /// Place of its gate, if it may refuse connections.
+    pub gate: Option<usize>,
     /// The listeners of each worker, in worker order.
     pub listeners: Vec<WorkerListeners>,
 }
@@ -90,6 +94,11 @@ pub trait Datapath: Send + Sync {
         client: SocketAddr,
         listener: SocketAddr,
     ) -> io::Result<Option<Dialled>>;
+
+    /// A gate that no service has yet; `None` if there is none left, or nothing to refuse.
+    fn new_gate(&self) -> Option<Gate> {
+        None
+    }
 
     /// What steers clients in the kernel, if anything can be.
     fn steering(&self) -> Option<&Arc<Steering>> {

@@ -305,6 +305,7 @@ impl Pool {
         }
         shared.hear_kernel();
         shared.tell_steered();
+        shared.budget.look_at_gate();
         shared.look_at_ejections(now);
         if shared.closing.get().is_none() {
             shared.prewarm(now);

@@ -171,6 +171,8 @@ pub(crate) unsafe trait Shared: Sync {}
 unsafe impl Shared for AtomicU64 {}
 // SAFETY: atomics only.
 unsafe impl<const N: usize> Shared for [AtomicU8; N] {}
+// SAFETY: atomics only.
+unsafe impl<const N: usize> Shared for [AtomicU64; N] {}
 
 /// The values of an array map of kernel programs, in this process's memory.
 pub(crate) struct Mapped<T> {

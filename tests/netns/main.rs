@@ -27,6 +27,7 @@ mod limits;
 mod membership;
 mod outliers;
 mod programs;
+mod refusal;
 mod retries;
 mod sharing;
 mod steer;

@@ -130,6 +130,7 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
                 ("queue_overflow", |s| s.queue_overflow),
                 ("request_overflow", |s| s.request_overflow),
                 ("retry_overflow", |s| s.retry_overflow),
+                ("connect", |s| s.connects_refused),
                 ("queue_timed_out", |s| s.queue_timed_out),
                 ("unreachable", |s| s.unreachable),
                 ("accept_failed", |s| s.accept_failed),

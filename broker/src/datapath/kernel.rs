@@ -16,6 +16,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,18 +28,19 @@ use aya::programs::{
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_log::EbpfLogger;
 use broker_ebpf::abi::{
-    self, ENDPOINTS_MAX, Offsets, Pair, SocketState, UNKNOWN_OFFSET, WORKERS_MAX, Who, global, name,
+    self, ENDPOINTS_MAX, Offsets, Pair, SERVICES_MAX, SocketState, UNKNOWN_OFFSET, WORKERS_MAX,
+    Who, global, name,
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use nix::time::{ClockId, clock_gettime};
 
 pub use self::cgroup::{cgroup_id, mount_point};
 use self::counters::CounterMaps;
 use self::selftest::Step;
 use self::services::ServiceMaps;
+use super::gate::{self, Gate};
 use super::steering::{Layout, Steering};
 use super::{Datapath, Dialled, InterceptedService, KernelCounters};
-use crate::sys::{self, ProgramsLog};
+use crate::sys::{self, Mapped, ProgramsLog};
 
 /// The programs, built by `build.rs`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/broker-programs"));
@@ -175,6 +177,8 @@ pub struct Kernel {
     sockets: Mutex<SkStorage<MapData, SocketState>>,
     heartbeats: Mutex<Array<MapData, u64>>,
     services: Mutex<ServiceMaps>,
+    gates: Arc<Mapped<gate::Words>>,
+    gates_taken: AtomicUsize,
     original_destinations: HashMap<MapData, Pair, abi::Dialled>,
     counters: CounterMaps,
     steering: Result<Arc<Steering>, String>,
@@ -243,6 +247,7 @@ impl Kernel {
         let services = take(&mut programs, name::SERVICES)?;
         let listeners = take(&mut programs, name::LISTENERS)?;
         let heartbeats = Mutex::new(take(&mut programs, name::HEARTBEATS)?);
+        let gates = gates(&programs)?;
         let original_destinations = take(&mut programs, name::ORIGINAL_DESTINATIONS)?;
         let counters = CounterMaps {
             endpoints: take(&mut programs, name::ENDPOINTS)?,
@@ -269,6 +274,8 @@ impl Kernel {
             sockets: Mutex::new(sockets),
             heartbeats,
             services: Mutex::new(services),
+            gates: Arc::new(gates),
+            gates_taken: AtomicUsize::new(0),
             original_destinations,
             counters,
             steering,
@@ -316,11 +323,14 @@ fn open(options: &Options, known: &Known) -> Result<Ebpf, LoadError> {
     let layout = intercept.and_then(|i| i.steer.as_ref());
     let group_slots = layout.map_or(0, |layout| map_index(layout.group_slots()));
 
+    let can_set_retval = u32::from(intercept.is_some() && probe::can_set_retval().unwrap_or(false));
+
     let mut loader = EbpfLoader::new();
     loader
         .override_global(global::SK_ERR_OFFSET, &known.sk_err, true)
         .override_global(global::OFFSETS, &known.offsets, true)
         .override_global(global::NETNS_COOKIE, &netns_cookie, true)
+        .override_global(global::CAN_SET_RETVAL, &can_set_retval, true)
         .override_global(global::WORKERS, &workers, true)
         .override_global(global::HEARTBEAT_AGE_MAX_NS, &age_max_ns, true)
         .override_global(global::GROUP_SLOTS, &group_slots, true)
@@ -526,6 +536,15 @@ fn take<M: TryFrom<Map, Error = MapError>>(
         .map_err(|e| LoadError::refused(format!("the map {name}"), EbpfError::from(e)))
 }
 
+/// The memory of the services' gates.
+fn gates(programs: &Ebpf) -> Result<Mapped<gate::Words>, LoadError> {
+    let refused = |e| LoadError::refused(format!("the map {}", name::GATES), e);
+    let Some(Map::Array(map)) = programs.map(name::GATES) else {
+        return Err(refused(MapError::InvalidName { name: name::GATES.to_owned() }));
+    };
+    Mapped::new(map.fd().as_fd(), SERVICES_MAX).map_err(|e| refused(MapError::IoError(e)))
+}
+
 impl Datapath for Kernel {
     fn own(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let state = SocketState { who: Who::Broker as u8, ..SocketState::default() };
@@ -536,8 +555,7 @@ impl Datapath for Kernel {
         if worker >= self.workers {
             return Ok(());
         }
-        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
-        let now = u64::try_from(Duration::from(now).as_nanos()).unwrap_or(u64::MAX);
+        let now = gate::monotonic_ns()?;
         lock(&self.heartbeats).set(map_index(worker), now, 0).map_err(io_error)
     }
 
@@ -560,6 +578,10 @@ impl Datapath for Kernel {
             Err(MapError::KeyNotFound) => Ok(None),
             Err(e) => Err(io_error(e)),
         }
+    }
+
+    fn new_gate(&self) -> Option<Gate> {
+        Gate::new(Arc::clone(&self.gates), self.gates_taken.fetch_add(1, Relaxed))
     }
 
     fn steering(&self) -> Option<&Arc<Steering>> {

@@ -26,6 +26,7 @@ pub use self::retries::{RetryPermit, Retrying};
 use crate::clock;
 use crate::config::Limits;
 use crate::config::retries::RetryLimit;
+use crate::datapath::gate::Gate;
 use crate::stats::{Counter, LimitSnapshot};
 
 /// Another worker's exchanges go before ours if they have waited for so much longer: giving way
@@ -95,6 +96,8 @@ pub struct Budget {
     /// Connections that are never opened before somebody asks for one.
     reserve: usize,
     seats: Vec<Seat>,
+    /// Where the connect hook looks whether there is any use in connecting.
+    gate: Option<Gate>,
     /// Seats that want something.
     hungry: AtomicUsize,
     epoch: Instant,
@@ -147,9 +150,37 @@ impl Budget {
             hosts: Mutex::default(),
             reserve: limits.max_connections.div_ceil(5).min(limits.max_connections / 2),
             seats: (0..workers).map(|_| Seat::new()).collect(),
+            gate: None,
             hungry: AtomicUsize::new(0),
             epoch: clock::now(),
         }
+    }
+
+    /// The same with a gate, which is closed while neither a connection nor a place in the queue is
+    /// left.
+    #[must_use]
+    pub fn with_gate(self, gate: Option<Gate>) -> Self {
+        Self { gate, ..self }
+    }
+
+    /// Its gate.
+    #[must_use]
+    pub fn gate(&self) -> Option<&Gate> {
+        self.gate.as_ref()
+    }
+
+    /// Opens or closes the gate. To be called a few times within a heartbeat's age limit: the word that
+    /// it is closed does not last.
+    pub fn look_at_gate(&self) {
+        if let Some(gate) = &self.gate {
+            gate.set_closed(self.is_closed());
+        }
+    }
+
+    /// Whether whoever came now would be refused. (A queue that is full while there are connections left
+    /// is a matter of moments.)
+    fn is_closed(&self) -> bool {
+        self.connections.is_full() && self.pending.is_full()
     }
 
     /// The shared count of one origin.
@@ -211,7 +242,9 @@ impl Budget {
     /// The right to wait.
     #[must_use]
     pub fn wait(self: &Arc<Self>) -> Option<PendingPermit> {
-        if self.pending.take(0) {
+        let place = self.pending.take(0);
+        self.look_at_gate();
+        if place {
             return Some(PendingPermit(Arc::clone(self)));
         }
         self.pending.overflow.inc();
@@ -353,12 +386,14 @@ impl Drop for RequestPermit {
 impl Drop for PendingPermit {
     fn drop(&mut self) {
         self.0.pending.give_back();
+        self.0.look_at_gate();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Refuse;
 
     fn budget(max_connections: usize, per_origin: Option<usize>, workers: usize) -> Arc<Budget> {
         let limits = Limits {
@@ -366,6 +401,7 @@ mod tests {
             max_connections_per_origin: per_origin,
             max_pending: 2,
             max_requests: 2,
+            refuse: Refuse::Response,
         };
         Arc::new(Budget::new(&limits, RetryLimit::Fixed(3), workers))
     }
@@ -432,6 +468,22 @@ mod tests {
         drop(waiting);
         assert!(budget.wait().is_some());
         assert_eq!(budget.pending.overflow.get(), 1);
+    }
+
+    #[test]
+    fn it_is_closed_while_there_is_neither_a_connection_nor_a_place() {
+        let budget = budget(1, None, 1);
+        let host = budget.host(origin(1));
+        let connection = budget.connect(&host, false);
+        assert!(!budget.is_closed(), "who comes can wait");
+        let waiting = [budget.wait(), budget.wait()];
+        assert!(budget.is_closed());
+        drop(connection);
+        assert!(!budget.is_closed());
+        let _again = budget.connect(&host, false);
+        assert!(budget.is_closed());
+        drop(waiting);
+        assert!(!budget.is_closed());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::budget::{Budget, Limit};
 use super::{Common, Environment, Lease, Pool, Refusal, Use};
 use crate::boundary::{CloseReason, Verdict};
 use crate::config::retries::{Condition, Retries, RetryLimit};
-use crate::config::{Limits, PoolConfig};
+use crate::config::{Limits, PoolConfig, Refuse};
 use crate::datapath::Inert;
 use crate::origin::Chosen;
 use crate::stats::{EvictReason, OriginMetrics, ServiceMetrics, ServiceRecords};
@@ -46,6 +46,7 @@ fn limits() -> Limits {
         max_connections_per_origin: None,
         max_pending: 500,
         max_requests: 500,
+        refuse: Refuse::Response,
     }
 }
 

@@ -108,8 +108,13 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
 
 fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
     type Value = fn(&ServiceSnapshot) -> u64;
-    let refused: [(&str, Value, &str); 4] = [
+    let refused: [(&str, Value, &str); 5] = [
         ("max_pending", |s| s.queue_overflow, "refused because too many were waiting"),
+        (
+            "refuse",
+            |s| s.connects_refused,
+            "refused at connect() because nothing was left and too many were waiting",
+        ),
         ("max_requests", |s| s.request_overflow, "refused because too many were under way"),
         ("max_retries", |s| s.retry_overflow, "failed because too many were being tried again"),
         ("queue_timeout", |s| s.queue_timed_out, "refused because they waited too long"),
@@ -127,6 +132,7 @@ fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
             evidence: format!("{rise} exchanges just now, {total} so far, {what}"),
             setting: Some(match name {
                 "queue_timeout" => "pool.queue_timeout, limits.max_connections".to_owned(),
+                "refuse" => "limits.max_connections, limits.max_pending".to_owned(),
                 limit => setting(limit),
             }),
         });
@@ -421,6 +427,7 @@ mod tests {
         assert_eq!(layers(|s| s.queue_overflow = 3), ["limit"]);
         assert_eq!(layers(|s| s.request_overflow = 3), ["limit"]);
         assert_eq!(layers(|s| s.retry_overflow = 3), ["limit"]);
+        assert_eq!(layers(|s| s.connects_refused = 3), ["limit"]);
         assert_eq!(layers(|s| s.limits.get_mut("max_connections").unwrap().used = 10), ["limit"]);
         assert_eq!(layers(|s| ejected(s, 2)), ["outlier"]);
         assert!(layers(|s| ejected(s, 1)).is_empty(), "the other one serves");

@@ -121,6 +121,7 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     let trouble = listed(&[
         ("refused: queue full", service.queue_overflow),
         ("refused: too many exchanges", service.request_overflow),
+        ("refused: at connect()", service.connects_refused),
         ("refused: too many retries", service.retry_overflow),
         ("refused: waited too long", service.queue_timed_out),
         ("refused: no origin reachable", service.unreachable),

@@ -226,6 +226,10 @@ pub struct ServiceSnapshot {
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     #[serde(default)]
     pub retries: u64,
+    /// Intercepted connections that the kernel refused because neither a connection nor a place in the
+    /// queue was left.
+    #[serde(default)]
+    pub connects_refused: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     pub unreachable: u64,
     /// See [`ServiceMetrics`](super::ServiceMetrics).

@@ -77,6 +77,7 @@ impl Scene {
             cgroups: Vec::new(),
             keep_destination: true,
             steer: Steer::Relay,
+            gate: None,
             listeners: vec![listeners; WORKERS],
         }
     }

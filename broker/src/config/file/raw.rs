@@ -328,7 +328,6 @@ pub(super) struct Pool {
 /// `[service.limits]`: of all workers together.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(clippy::struct_field_names, reason = "the keys are Envoy's")]
 pub(super) struct Limits {
     /// Default 1024: Envoy's default; protects the origins.
     pub max_connections: Option<usize>,
@@ -338,6 +337,8 @@ pub(super) struct Limits {
     pub max_pending: Option<usize>,
     /// Default 1024: Envoy's default.
     pub max_requests: Option<usize>,
+    /// Intercepted services only. Default `response`: it says why.
+    pub refuse: Option<String>,
 }
 
 /// `[service.retries]`: of all workers together.

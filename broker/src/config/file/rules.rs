@@ -141,7 +141,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
             "restricts `intercept`, and there is none",
         );
     }
-    let limits = pool::limits(check, &raw.limits, protocol);
+    let limits = pool::limits(check, &raw.limits, protocol, !raw.intercept.is_empty());
     let pool: PoolConfig = pool::pool(check, raw.pool, &limits, protocol, route);
     let retries = retries::retries(check, &raw.retries, protocol);
     let timeouts = pool::timeouts(check, &raw.timeouts);

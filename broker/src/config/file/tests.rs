@@ -10,7 +10,7 @@ use crate::config::gateway::{Etcd, Gateway, Index};
 use crate::config::health::{Initial, Kind};
 use crate::config::outlier::{Outlier, Panic};
 use crate::config::retries::{Condition, Retries, RetryLimit};
-use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Route};
+use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Refuse, Route};
 
 const MINIMAL: &str = r#"
 [[service]]
@@ -415,6 +415,25 @@ fn pool_rules() {
     check_keys(
         "[service.timeouts]\nclient_idle = \"0s\"",
         &["service \"web\": timeouts.client_idle = \"0s\": must be longer than zero"],
+    );
+}
+
+#[test]
+fn refusing_at_connect_needs_clients_that_are_intercepted_and_a_queue() {
+    let refuse = "[service.limits]\nrefuse = \"connect\"";
+    let config = parsed(&intercepting("[\"origins\"]", refuse));
+    assert_eq!(config.services[0].limits.refuse, Refuse::Connect);
+    assert_eq!(parsed(MINIMAL).services[0].limits.refuse, Refuse::Response);
+    check_keys(
+        &format!("{refuse}\nmax_pending = 0"),
+        &[
+            "service \"web\": limits.refuse = \"connect\": belongs to `intercept`: other clients are connected before the broker sees them",
+            "service \"web\": limits.refuse = \"connect\": needs limits.max_pending of at least 1: who waits shows that nothing is left",
+        ],
+    );
+    check_keys(
+        "[service.limits]\nrefuse = \"reset\"",
+        &["service \"web\": limits.refuse = \"reset\": must be \"response\" or \"connect\""],
     );
 }
 

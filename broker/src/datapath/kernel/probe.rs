@@ -38,6 +38,11 @@ pub fn features() -> Vec<Feature> {
             "steering, causes of failed connections",
         ),
     ];
+    let retval = Feature {
+        name: "bpf_set_retval",
+        needed_for: "limits.refuse = \"connect\": ECONNREFUSED; EPERM without it",
+        found: can_set_retval().map_err(text),
+    };
     let maps = maps.into_iter().map(|(kind, name, needed_for)| Feature {
         name,
         needed_for,
@@ -48,7 +53,12 @@ pub fn features() -> Vec<Feature> {
         needed_for,
         found: is_helper_supported(kind, helper).map_err(text),
     });
-    maps.chain(helpers).collect()
+    maps.chain(helpers).chain([retval]).collect()
+}
+
+/// Whether the connect hook can choose the error of a `connect()` that it refuses.
+pub(super) fn can_set_retval() -> Result<bool, ProgramError> {
+    is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval)
 }
 
 /// A program of the broker's.

@@ -162,6 +162,7 @@ fn service_value(service: &InterceptedService) -> anyhow::Result<Service> {
             Steer::Auto => abi::Steer::Auto,
             Steer::Kernel => abi::Steer::Kernel,
         } as u32,
+        gate: service.gate.map_or(0, |gate| map_index(gate + 1)),
         ..Service::default()
     };
     for (place, cgroup) in value.cgroups.iter_mut().zip(&service.cgroups) {

@@ -85,7 +85,7 @@ impl Drop for RetryPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Limits;
+    use crate::config::{Limits, Refuse};
 
     fn budget(limit: RetryLimit) -> Arc<Budget> {
         let limits = Limits {
@@ -93,6 +93,7 @@ mod tests {
             max_connections_per_origin: None,
             max_pending: 1000,
             max_requests: 1000,
+            refuse: Refuse::Response,
         };
         Arc::new(Budget::new(&limits, limit, 2))
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::super::raw;
 use super::check::Checker;
-use crate::config::{Keepalive, Limits, PoolConfig, Protocol, Route, Timeouts};
+use super::quoted;
+use crate::config::{Keepalive, Limits, PoolConfig, Protocol, Refuse, Route, Timeouts};
 
 const PREWARM: usize = 2;
 /// More handshakes than any worker can make.
@@ -90,7 +91,12 @@ pub(super) fn pool(
     }
 }
 
-pub(super) fn limits(check: &mut Checker, raw: &raw::Limits, protocol: Protocol) -> Limits {
+pub(super) fn limits(
+    check: &mut Checker,
+    raw: &raw::Limits,
+    protocol: Protocol,
+    intercepts: bool,
+) -> Limits {
     if matches!(protocol, Protocol::Opaque { .. }) {
         let rule = "belongs to protocol = \"http1\"; opaque connections have no exchanges to count";
         check.absent("limits.max_requests", raw.max_requests, rule);
@@ -101,12 +107,31 @@ pub(super) fn limits(check: &mut Checker, raw: &raw::Limits, protocol: Protocol)
         let key = "limits.max_connections_per_origin";
         check.number(key, Some(max), max_connections, 1..=SOCKETS_MAX)
     });
+    let refuse = refuse(check, raw, intercepts);
     Limits {
         max_connections,
         max_connections_per_origin: per_origin,
         max_pending: check.number("limits.max_pending", raw.max_pending, 1024, 0..=SOCKETS_MAX),
         max_requests: check.number("limits.max_requests", raw.max_requests, 1024, 1..=SOCKETS_MAX),
+        refuse,
     }
+}
+
+fn refuse(check: &mut Checker, raw: &raw::Limits, intercepts: bool) -> Refuse {
+    let key = "limits.refuse";
+    let choices = [("response", Refuse::Response), ("connect", Refuse::Connect)];
+    let refuse = check.choice(key, raw.refuse.as_deref(), &choices, Some(Refuse::default()));
+    let refuse = refuse.unwrap_or_default();
+    if refuse == Refuse::Connect && !intercepts {
+        let rule =
+            "belongs to `intercept`: other clients are connected before the broker sees them";
+        check.broken(key, quoted("connect"), rule);
+    }
+    if refuse == Refuse::Connect && raw.max_pending == Some(0) {
+        let rule = "needs limits.max_pending of at least 1: who waits shows that nothing is left";
+        check.broken(key, quoted("connect"), rule);
+    }
+    refuse
 }
 
 fn keepalive(check: &mut Checker, raw: Option<raw::Keepalive>) -> Option<Keepalive> {
