@@ -40,7 +40,7 @@ pub struct Config {
     pub event_log: Target,
     /// Which gateway of its fleet this daemon is.
     pub gateway: gateway::Gateway,
-    /// The brokered services, in the order of the file. Names are unique.
+    /// The brokered services, in the order of the file, then their high priorities. Names are unique.
     pub services: Vec<Service>,
 }
 
@@ -49,6 +49,9 @@ pub struct Config {
 pub struct Service {
     /// Unique name, as shown in statistics.
     pub name: String,
+    /// Position of the service whose clients of high priority these are: it has the same origins, of
+    /// which it knows the same, and connections, limits and retries of its own.
+    pub high_of: Option<usize>,
     /// Addresses with a listener of this service's own.
     pub listen: Vec<SocketAddr>,
     /// Destinations whose `connect()` is rewritten to the broker, on this host.

@@ -298,15 +298,23 @@ fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
 
 /// What the workers of each service have in common.
 fn common(config: &Config, events: &Arc<EventLog>, datapath: &dyn Datapath) -> Arc<[pool::Common]> {
-    let common = |service: &config::Service| pool::Common {
-        budget: budget(service, config.workers.get(), datapath),
-        retries: service.retries,
-        watch: service.outlier.clone().map(|outlier| {
-            let (name, events) = (service.name.clone(), Arc::clone(events));
-            Arc::new(Watch::new(name, outlier, service.panic, events))
-        }),
-    };
-    config.services.iter().map(common).collect()
+    let mut all: Vec<pool::Common> = Vec::new();
+    for service in &config.services {
+        let watch = match service.high_of {
+            // What is known of an origin is known to both.
+            Some(first) => all[first].watch.clone(),
+            None => service.outlier.clone().map(|outlier| {
+                let (name, events) = (service.name.clone(), Arc::clone(events));
+                Arc::new(Watch::new(name, outlier, service.panic, events))
+            }),
+        };
+        all.push(pool::Common {
+            budget: budget(service, config.workers.get(), datapath),
+            retries: service.retries,
+            watch,
+        });
+    }
+    all.into()
 }
 
 fn budget(service: &config::Service, workers: usize, datapath: &dyn Datapath) -> Arc<Budget> {

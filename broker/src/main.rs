@@ -171,6 +171,7 @@ fn log_start(path: &Path, config: &Config) {
             name = service.name,
             subset = ?service.subset,
             limits = ?service.limits,
+            retries = ?service.retries,
             listen = ?service.listen,
             intercept = ?service.intercept.iter().map(ToString::to_string).collect::<Vec<_>>(),
             cgroups = ?service.cgroups,

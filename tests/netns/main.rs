@@ -26,6 +26,7 @@ mod kernel;
 mod limits;
 mod membership;
 mod outliers;
+mod priorities;
 mod programs;
 mod refusal;
 mod retries;

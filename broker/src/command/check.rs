@@ -23,12 +23,21 @@ pub fn run(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     for warning in file::warnings(&config) {
         writeln!(out, "warning: {warning}")?;
     }
-    for service in &config.services {
+    let services = || config.services.iter().filter(|service| service.high_of.is_none());
+    for service in services() {
         for line in about_subset(service, &config) {
             writeln!(out, "service {:?}: {line}", service.name)?;
         }
     }
-    let services = config.services.len();
+    for high in config.services.iter().filter(|service| service.high_of.is_some()) {
+        let limits = &high.limits;
+        writeln!(
+            out,
+            "service {:?}: at most {} connections and {} waiting exchanges of its own",
+            high.name, limits.max_connections, limits.max_pending
+        )?;
+    }
+    let services = services().count();
     let plural = if services == 1 { "" } else { "s" };
     writeln!(out, "{}: valid, {services} service{plural}", path.display())?;
     Ok(())

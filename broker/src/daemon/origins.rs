@@ -51,6 +51,8 @@ pub(super) struct Origins {
 struct Followed {
     name: String,
     position: usize,
+    /// Whose origins it has; then nothing else is followed here but its limits.
+    high_of: Option<usize>,
     source: &'static str,
     discovery: Option<Discovery>,
     subset: Option<Subset>,
@@ -90,7 +92,8 @@ impl Origins {
 
     /// Where workers read which origins to use, in the order of the configuration.
     pub(super) fn subscribe(&self) -> Vec<watch::Receiver<Arc<[Chosen]>>> {
-        self.services.iter().map(|service| service.chosen.subscribe()).collect()
+        let all = self.services.iter().enumerate();
+        all.map(|(position, _)| self.source(position).chosen.subscribe()).collect()
     }
 
     /// Begins to follow all services. Returns when each has its first list, or it has become clear
@@ -108,6 +111,9 @@ impl Origins {
         for service in &self.services {
             service.identity.set(identity.clone()).ok();
             tokio::spawn(Arc::clone(service).look_after());
+            if service.high_of.is_some() {
+                continue;
+            }
             let gather = service.discovery.as_ref().map(|discovery| {
                 let source = membership::source(&discovery.source, datapath);
                 tokio::spawn(source.watch(service.feed.clone()));
@@ -148,7 +154,13 @@ impl Origins {
 
     /// What the statistics say of a service.
     pub(super) fn snapshot(&self, service: usize) -> Option<MembershipSnapshot> {
-        self.services.get(service).map(|service| service.snapshot())
+        self.services.get(service)?;
+        Some(self.source(service).snapshot())
+    }
+
+    /// Who follows the origins of a service.
+    fn source(&self, service: usize) -> &Followed {
+        &self.services[self.services[service].high_of.unwrap_or(service)]
     }
 }
 
@@ -273,6 +285,7 @@ impl Followed {
         let followed = Self {
             name: config.name.clone(),
             position,
+            high_of: config.high_of,
             source,
             discovery: config.discovery.clone(),
             subset: config.subset,
@@ -284,7 +297,11 @@ impl Followed {
             feed,
             latest,
             chosen: watch::Sender::new(chosen),
-            common: common.clone(),
+            common: pool::Common {
+                // One looks after it.
+                watch: common.watch.clone().filter(|_| config.high_of.is_none()),
+                ..common.clone()
+            },
             events: Arc::clone(events),
             state: Mutex::new(state),
         };

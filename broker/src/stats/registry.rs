@@ -22,6 +22,8 @@ pub struct Registry {
 #[derive(Debug)]
 struct Registered {
     name: String,
+    /// Whose origins it has.
+    high_of: Option<usize>,
     protocol: &'static str,
     /// The configured origins; they are listed first, in this order, and even if nobody has
     /// touched them yet.
@@ -93,6 +95,7 @@ impl Registry {
     pub fn new(config: &Config) -> Self {
         let services = config.services.iter().map(|service| Registered {
             name: service.name.clone(),
+            high_of: service.high_of,
             protocol: match service.protocol {
                 Protocol::Http1 { .. } => "http1",
                 Protocol::Opaque { .. } => "opaque",
@@ -118,14 +121,16 @@ impl Registry {
         records
     }
 
-    /// The origins of a service that no worker can connect to.
+    /// The origins of a service that no worker can connect to, for clients of any priority.
     ///
     /// # Panics
     /// If `service` is not a position in the configuration.
     #[must_use]
     pub fn failing(&self, service: usize) -> HashSet<SocketAddr> {
         let mut works: HashMap<SocketAddr, bool> = HashMap::new();
-        for worker in &*lock(&self.services[service].workers) {
+        let high = self.services.iter().filter(|high| high.high_of == Some(service));
+        let services = std::iter::once(&self.services[service]).chain(high);
+        for worker in services.flat_map(|service| lock(&service.workers).clone()) {
             for (address, metrics) in &lock(&worker.origins).live {
                 *works.entry(*address).or_default() |= metrics.failing.get() == 0;
             }

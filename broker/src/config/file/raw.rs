@@ -104,6 +104,8 @@ pub(super) struct Service {
     /// Intercepted http1 with `route = "balance"` only. Default `auto`: nonblocking clients notice
     /// nothing of it.
     pub steer: Option<String>,
+    /// Default: all clients have the same priority.
+    pub high: Option<High>,
     #[serde(default)]
     pub origins: Vec<String>,
     /// Default: the members are `origins`, and do not change.
@@ -124,6 +126,19 @@ pub(super) struct Service {
     pub outlier: Option<Outlier>,
     #[serde(default)]
     pub panic: Panic,
+}
+
+/// `high = { … }`: clients that connections are kept for. Who they are is said as for the service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct High {
+    #[serde(default)]
+    pub listen: Vec<String>,
+    #[serde(default)]
+    pub intercept: Vec<String>,
+    /// Default: those of the service.
+    #[serde(default)]
+    pub cgroups: Vec<String>,
 }
 
 /// `[service.discovery]`: where members come from; one of the sources must be there.
@@ -339,6 +354,8 @@ pub(super) struct Limits {
     pub max_requests: Option<usize>,
     /// Intercepted services only. Default `response`: it says why.
     pub refuse: Option<String>,
+    /// With `high` only. Default: the defaults, as Envoy has them for each priority.
+    pub high: Option<Box<Limits>>,
 }
 
 /// `[service.retries]`: of all workers together.

@@ -7,6 +7,7 @@ mod check;
 mod discovery;
 mod gateway;
 mod health;
+mod high;
 mod outlier;
 mod pool;
 mod retries;
@@ -68,11 +69,16 @@ pub(super) fn validate(file: raw::File) -> Result<Config, Vec<Problem>> {
         check.broken("service", "", "at least one [[service]] is needed");
     }
     unique::kernel_limits(&mut check, &file.service);
-    let mut services = Vec::new();
-    for (i, raw) in file.service.into_iter().enumerate() {
+    let (mut services, mut high) = (Vec::new(), Vec::new());
+    for (i, mut raw) in file.service.into_iter().enumerate() {
         check.enter_service(i, &raw.name);
-        services.push(service(&mut check, raw));
+        let (clients, limits) = (raw.high.clone(), raw.limits.high.take());
+        let steer = raw.steer.clone();
+        let service = service(&mut check, raw);
+        high.extend(high::high(&mut check, i, &service, clients, limits, steer.as_deref()));
+        services.push(service);
     }
+    services.extend(high);
     unique::across_services(&mut check, &services);
     check.finish(Config {
         workers: NonZeroUsize::new(workers).unwrap_or(NonZeroUsize::MIN),
@@ -125,8 +131,8 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     let protocol = protocol(check, &raw);
     let route = route(check, &raw);
     let steer = steer(check, &raw, protocol, route);
-    let intercept = intercept(check, &raw.intercept, &origins, raw.origins.is_empty());
-    let cgroups = cgroups(check, &raw.cgroups);
+    let intercept = intercept(check, "intercept", &raw.intercept, &origins, raw.origins.is_empty());
+    let cgroups = cgroups(check, "cgroups", &raw.cgroups);
     if raw.listen.is_empty() && raw.intercept.is_empty() {
         check.broken(
             "listen",
@@ -141,7 +147,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
             "restricts `intercept`, and there is none",
         );
     }
-    let limits = pool::limits(check, &raw.limits, protocol, !raw.intercept.is_empty());
+    let limits = pool::limits(check, "limits", &raw.limits, protocol, !raw.intercept.is_empty());
     let pool: PoolConfig = pool::pool(check, raw.pool, &limits, protocol, route);
     let retries = retries::retries(check, &raw.retries, protocol);
     let timeouts = pool::timeouts(check, &raw.timeouts);
@@ -156,6 +162,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         raw.health_check.and_then(|table| health::health_check(check, &table, &raw.name, route));
     Service {
         name: raw.name,
+        high_of: None,
         listen,
         intercept,
         cgroups,
@@ -298,31 +305,39 @@ fn route(check: &mut Checker, raw: &raw::Service) -> Route {
 }
 
 fn steer(check: &mut Checker, raw: &raw::Service, protocol: Protocol, route: Route) -> Steer {
-    let steer = check.choice(
-        "steer",
-        raw.steer.as_deref(),
-        &[("auto", Steer::Auto), ("kernel", Steer::Kernel), ("relay", Steer::Relay)],
-        Some(Steer::default()),
-    );
-    let obstacle = if !matches!(protocol, Protocol::Http1 { .. }) {
-        "only protocol = \"http1\" can be steered"
-    } else if protocol != (Protocol::Http1 { affinity: Affinity::Exchange }) {
-        "affinity = \"connection\" is not kept by steering"
-    } else if route != Route::Balance {
-        "only route = \"balance\" can be steered"
-    } else if raw.intercept.is_empty() {
-        "only connections that are intercepted can be steered"
-    } else {
+    let steer = check.choice("steer", raw.steer.as_deref(), &STEER, Some(Steer::default()));
+    let Some(obstacle) = obstacle(protocol, route, !raw.intercept.is_empty()) else {
         return steer.unwrap_or_default();
     };
-    if steer == Some(Steer::Kernel) {
+    // Those of high priority may be intercepted.
+    let high = raw.high.as_ref().is_some_and(|high| !high.intercept.is_empty());
+    if steer == Some(Steer::Kernel) && !high {
         check.broken("steer", quoted("kernel"), obstacle);
     }
     Steer::Relay
 }
 
+const STEER: [(&str, Steer); 3] =
+    [("auto", Steer::Auto), ("kernel", Steer::Kernel), ("relay", Steer::Relay)];
+
+/// Why clients cannot be steered, if so.
+fn obstacle(protocol: Protocol, route: Route, intercepts: bool) -> Option<&'static str> {
+    if !matches!(protocol, Protocol::Http1 { .. }) {
+        Some("only protocol = \"http1\" can be steered")
+    } else if protocol != (Protocol::Http1 { affinity: Affinity::Exchange }) {
+        Some("affinity = \"connection\" is not kept by steering")
+    } else if route != Route::Balance {
+        Some("only route = \"balance\" can be steered")
+    } else if !intercepts {
+        Some("only connections that are intercepted can be steered")
+    } else {
+        None
+    }
+}
+
 fn intercept(
     check: &mut Checker,
+    key: &str,
     texts: &[String],
     origins: &[SocketAddr],
     no_origins: bool,
@@ -331,16 +346,16 @@ fn intercept(
     for text in texts.iter().filter(|t| *t != "origins") {
         match address::intercept(text) {
             Ok(target) if all.contains(&target) => {
-                check.broken("intercept", quoted(text), "is given twice");
+                check.broken(key, quoted(text), "is given twice");
             }
             Ok(target) => all.push(target),
-            Err(rule) => check.broken("intercept", quoted(text), rule),
+            Err(rule) => check.broken(key, quoted(text), rule),
         }
     }
     if texts.iter().any(|t| t == "origins") {
         if no_origins {
             check.broken(
-                "intercept",
+                key,
                 quoted("origins"),
                 "stands for the addresses in `origins`, and there are none (those that are \
                  discovered change: intercept their network instead)",
@@ -356,10 +371,10 @@ fn intercept(
     all
 }
 
-fn cgroups(check: &mut Checker, texts: &[String]) -> Vec<PathBuf> {
+fn cgroups(check: &mut Checker, key: &str, texts: &[String]) -> Vec<PathBuf> {
     if texts.len() > abi::SERVICE_CGROUPS_MAX {
         check.broken(
-            "cgroups",
+            key,
             quoted_list(texts),
             format!("at most {} paths", abi::SERVICE_CGROUPS_MAX),
         );
@@ -378,7 +393,7 @@ fn cgroups(check: &mut Checker, texts: &[String]) -> Vec<PathBuf> {
             all.push(path.to_owned());
             continue;
         };
-        check.broken("cgroups", quoted(text), rule);
+        check.broken(key, quoted(text), rule);
     }
     all
 }

@@ -428,12 +428,81 @@ fn refusing_at_connect_needs_clients_that_are_intercepted_and_a_queue() {
         &format!("{refuse}\nmax_pending = 0"),
         &[
             "service \"web\": limits.refuse = \"connect\": belongs to `intercept`: other clients are connected before the broker sees them",
-            "service \"web\": limits.refuse = \"connect\": needs limits.max_pending of at least 1: who waits shows that nothing is left",
+            "service \"web\": limits.refuse = \"connect\": needs max_pending of at least 1: who waits shows that nothing is left",
         ],
     );
     check_keys(
         "[service.limits]\nrefuse = \"reset\"",
         &["service \"web\": limits.refuse = \"reset\": must be \"response\" or \"connect\""],
+    );
+}
+
+#[test]
+fn high_priority() {
+    let text = intercepting(
+        "[\"origins\"]",
+        "cgroups = [\"/all\"]\nsteer = \"kernel\"\n\
+         high = { listen = [\"127.0.0.1:8081\"], intercept = [\"10.9.0.1:80\"] }\n\
+         [service.limits]\nmax_connections = 10\nrefuse = \"connect\"\n\
+         [service.limits.high]\nmax_connections = 1\nmax_pending = 7",
+    );
+    // The positions of the others stay what they are in the file.
+    let config = parsed(&format!("{text}{MINIMAL}"));
+    let names: Vec<_> = config.services.iter().map(|s| (&*s.name, s.high_of)).collect();
+    assert_eq!(names, [("i", None), ("web", None), ("i.high", Some(0))]);
+    let [first, _, high] = &config.services[..] else { panic!("{names:?}") };
+    assert_eq!((&high.origins, high.steer), (&first.origins, first.steer));
+    assert_eq!(high.cgroups, first.cgroups, "unless it has its own");
+    assert_eq!((high.listen.len(), high.intercept[0].to_string()), (1, "10.9.0.1:80".to_owned()));
+    let numbers = |s: &crate::config::Service| {
+        (s.limits.max_connections, s.limits.max_pending, s.pool.prewarm)
+    };
+    assert_eq!((numbers(first), numbers(high)), ((10, 1024, 2), (1, 7, 1)));
+    assert_eq!((first.limits.refuse, high.limits.refuse), (Refuse::Connect, Refuse::Response));
+    let own = "high = { intercept = [\"10.9.0.1:80\"], cgroups = [\"/own\"] }";
+    assert_eq!(
+        parsed(&intercepting("[\"origins\"]", own)).services[1].cgroups,
+        [Path::new("/own")]
+    );
+    // Only those of high priority are intercepted, and so only they can be steered.
+    let steered = "steer = \"kernel\"\nhigh = { intercept = [\"10.9.0.1:80\"] }\n";
+    let config = parsed(&format!("{MINIMAL}{steered}"));
+    assert_eq!(
+        config.services.iter().map(|s| s.steer).collect::<Vec<_>>(),
+        [crate::config::Steer::Relay, crate::config::Steer::Kernel]
+    );
+}
+
+#[test]
+fn high_priority_rules() {
+    check_keys(
+        "[service.limits.high]\nmax_pending = 1",
+        &["service \"web\": limits.high: belongs to `high`, which says whom it is for"],
+    );
+    check_keys(
+        "high = { cgroups = [\"/a\"] }\n[service.limits.high]\nmax_connections = 0\nrefuse = \"connect\"\n\
+         [service.limits.high.high]",
+        &[
+            "service \"web\": high: needs `listen` or `intercept`, or nobody is of high priority",
+            "service \"web\": high.cgroups = [\"/a\"]: restricts `high.intercept`, and there is none",
+            "service \"web\": limits.high.high: there are two priorities only",
+            "service \"web\": limits.high.max_connections = 0: must be 1..=1048576",
+            "service \"web\": limits.high.refuse = \"connect\": belongs to `intercept`: other clients are connected before the broker sees them",
+        ],
+    );
+    check_keys(
+        "high = { listen = [\"127.0.0.1:8080\"], intercept = [\"10.0.0.1\"] }",
+        &[
+            "service \"web\": high.intercept = \"10.0.0.1\": must be ADDRESS:PORT or NET/LENGTH:PORT, such as 10.0.0.0/8:80 or [fd00::/64]:80, or the word \"origins\"",
+            "service \"web.high\": listen = \"127.0.0.1:8080\": service \"web\" listens there already",
+        ],
+    );
+    check(
+        &intercepting(
+            "[\"10.0.0.0/8:80\"]",
+            "route = \"dialled\"\nhigh = { intercept = [\"10.9.0.1:80\"] }",
+        ),
+        &["service \"i\": high: belongs to route = \"balance\""],
     );
 }
 

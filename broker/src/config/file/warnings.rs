@@ -13,8 +13,12 @@ pub fn warnings(config: &Config) -> Vec<String> {
     let mut all = Vec::new();
     for service in &config.services {
         let mut warn = |text: &str| all.push(format!("service {:?}: {text}", service.name));
-        about_pool(service, &mut warn);
         about_limits(service, config.workers.get(), &mut warn);
+        if service.high_of.is_some() {
+            // The rest was said of the service itself.
+            continue;
+        }
+        about_pool(service, &mut warn);
         about_retries(service, &mut warn);
         about_outliers(service, &mut warn);
         if matches!(service.route, Route::Dialled { .. }) {

@@ -91,34 +91,36 @@ pub(super) fn pool(
     }
 }
 
+/// `table` is the one that the keys are in.
 pub(super) fn limits(
     check: &mut Checker,
+    table: &str,
     raw: &raw::Limits,
     protocol: Protocol,
     intercepts: bool,
 ) -> Limits {
+    let key = |key: &str| format!("{table}.{key}");
     if matches!(protocol, Protocol::Opaque { .. }) {
         let rule = "belongs to protocol = \"http1\"; opaque connections have no exchanges to count";
-        check.absent("limits.max_requests", raw.max_requests, rule);
+        check.absent(&key("max_requests"), raw.max_requests, rule);
     }
-    let max_connections =
-        check.number("limits.max_connections", raw.max_connections, 1024, 1..=SOCKETS_MAX);
-    let per_origin = raw.max_connections_per_origin.map(|max| {
-        let key = "limits.max_connections_per_origin";
-        check.number(key, Some(max), max_connections, 1..=SOCKETS_MAX)
-    });
-    let refuse = refuse(check, raw, intercepts);
+    let mut number = |name: &str, value: Option<usize>, default: usize, min: usize| {
+        check.number(&key(name), value, default, min..=SOCKETS_MAX)
+    };
+    let max_connections = number("max_connections", raw.max_connections, 1024, 1);
+    let max_connections_per_origin = raw
+        .max_connections_per_origin
+        .map(|max| number("max_connections_per_origin", Some(max), max_connections, 1));
     Limits {
         max_connections,
-        max_connections_per_origin: per_origin,
-        max_pending: check.number("limits.max_pending", raw.max_pending, 1024, 0..=SOCKETS_MAX),
-        max_requests: check.number("limits.max_requests", raw.max_requests, 1024, 1..=SOCKETS_MAX),
-        refuse,
+        max_connections_per_origin,
+        max_pending: number("max_pending", raw.max_pending, 1024, 0),
+        max_requests: number("max_requests", raw.max_requests, 1024, 1),
+        refuse: refuse(check, &key("refuse"), raw, intercepts),
     }
 }
 
-fn refuse(check: &mut Checker, raw: &raw::Limits, intercepts: bool) -> Refuse {
-    let key = "limits.refuse";
+fn refuse(check: &mut Checker, key: &str, raw: &raw::Limits, intercepts: bool) -> Refuse {
     let choices = [("response", Refuse::Response), ("connect", Refuse::Connect)];
     let refuse = check.choice(key, raw.refuse.as_deref(), &choices, Some(Refuse::default()));
     let refuse = refuse.unwrap_or_default();
@@ -128,7 +130,7 @@ fn refuse(check: &mut Checker, raw: &raw::Limits, intercepts: bool) -> Refuse {
         check.broken(key, quoted("connect"), rule);
     }
     if refuse == Refuse::Connect && raw.max_pending == Some(0) {
-        let rule = "needs limits.max_pending of at least 1: who waits shows that nothing is left";
+        let rule = "needs max_pending of at least 1: who waits shows that nothing is left";
         check.broken(key, quoted("connect"), rule);
     }
     refuse

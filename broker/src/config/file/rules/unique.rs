@@ -16,14 +16,20 @@ const TARGETS_MAX: usize = abi::TARGETS_MAX / 2;
 
 /// What the kernel programs have room for. Checked while no service is entered.
 pub(super) fn kernel_limits(check: &mut Checker, services: &[raw::Service]) {
-    let intercepted = services.iter().filter(|s| !s.intercept.is_empty()).count();
+    let high = |s: &raw::Service| s.high.as_ref().is_some_and(|high| !high.intercept.is_empty());
+    let intercepted: usize =
+        services.iter().map(|s| usize::from(!s.intercept.is_empty()) + usize::from(high(s))).sum();
     if intercepted > abi::SERVICES_MAX {
         let rule = format!("at most {} can intercept", abi::SERVICES_MAX);
         check.broken("service", format!("({intercepted} with `intercept`)"), rule);
     }
     let targets: usize = services
         .iter()
-        .flat_map(|s| s.intercept.iter().map(|t| if t == "origins" { s.origins.len() } else { 1 }))
+        .flat_map(|s| {
+            let high = s.high.iter().flat_map(|high| &high.intercept);
+            let all = s.intercept.iter().chain(high);
+            all.map(|t| if t == "origins" { s.origins.len() } else { 1 })
+        })
         .sum();
     if targets > TARGETS_MAX {
         let rule = format!("at most {TARGETS_MAX} destinations, over all services");
