@@ -221,6 +221,8 @@ pub struct Limits {
     pub max_connections: usize,
     /// The same for each origin; `None` for no limit of its own.
     pub max_connections_per_origin: Option<usize>,
+    /// An origin that has no connection may get one even then, if an exchange waits for one.
+    pub one_connection_per_origin: bool,
     /// Most exchanges (opaque: clients) waiting for a connection; more are refused.
     pub max_pending: usize,
     /// Most exchanges under way; more are refused. Only http1 has exchanges.

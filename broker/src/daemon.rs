@@ -223,6 +223,7 @@ impl admin::Source for Control {
             service.membership = self.origins.snapshot(position);
             let common = &self.shared.common[position];
             service.limits = common.budget.snapshot();
+            service.connections_guaranteed = common.budget.guaranteed.get();
             service.connects_refused = common.budget.gate().map_or(0, Gate::refused);
             service.outliers = common.watch.as_ref().map(|watch| watch.snapshot());
         }

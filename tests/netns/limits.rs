@@ -66,6 +66,22 @@ fn each_origin_has_a_limit_that_all_workers_share() {
 }
 
 #[test]
+fn each_origin_may_have_one_connection_over_the_limit_if_asked_for() {
+    for (limits, over) in [("", false), ("one_connection_per_origin = true", true)] {
+        let lab = Lab::new(4).unwrap();
+        let census = Census::start(&lab).unwrap();
+        let limits = format!("max_connections = 1\n{limits}");
+        let service = Service { workers: 2, limits: &limits, ..Service::default() };
+        let daemon = Daemon::start(&lab, &service.render(&lab)).unwrap();
+        let report = load::run(&lab, &Plan::echo(vec![listen(&lab)], 100, 500)).unwrap();
+        assert_eq!((report.requests, report.error_count()), (500, 0), "{report:?}");
+        let peak = census.take_peak();
+        assert_eq!(daemon.service().unwrap().connections_guaranteed > 0, over);
+        assert!(if over { (2..=4).contains(&peak) } else { peak == 1 }, "{over}: {peak}");
+    }
+}
+
+#[test]
 fn too_many_exchanges_are_refused_by_name() {
     let service = Service { limits: "max_requests = 2", ..Service::default() };
     let go = Arc::new(AtomicBool::new(false));

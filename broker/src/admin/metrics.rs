@@ -81,7 +81,7 @@ fn process(text: &mut Text, snapshot: &Snapshot) {
 fn services(text: &mut Text, services: &[ServiceSnapshot]) {
     type Value = fn(&ServiceSnapshot) -> u64;
     type Reasons = &'static [(&'static str, Value)];
-    let plain: [(&str, &str, &str, Value); 7] = [
+    let plain: [(&str, &str, &str, Value); 8] = [
         ("broker_clients_total", "counter", "Client connections accepted.", |s| s.clients),
         ("broker_clients_open", "gauge", "Client connections open.", |s| s.clients_open),
         ("broker_exchanges_total", "counter", "Exchanges finished (opaque: connections).", |s| {
@@ -93,6 +93,12 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             "counter",
             "Further attempts at exchanges, at another connection or on another socket.",
             |s| s.retries,
+        ),
+        (
+            "broker_connections_guaranteed_total",
+            "counter",
+            "Connections over the limit, to origins that had none.",
+            |s| s.connections_guaranteed,
         ),
         ("broker_request_bytes_total", "counter", "Bytes from clients to origins.", |s| {
             s.request_bytes

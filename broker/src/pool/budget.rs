@@ -92,6 +92,10 @@ pub struct Budget {
     /// Exchanges that are being tried again.
     pub retries: Retrying,
     per_origin: Option<usize>,
+    /// Whether an origin without any connection may have one over the limit.
+    guarantees: bool,
+    /// Connections over the limit, to origins that had none.
+    pub guaranteed: Counter,
     hosts: Mutex<HashMap<SocketAddr, Weak<Host>>>,
     /// Connections that are never opened before somebody asks for one.
     reserve: usize,
@@ -120,6 +124,7 @@ struct Seat {
 #[derive(Debug)]
 pub struct Host {
     connections: Option<Limit>,
+    open: AtomicUsize,
 }
 
 /// The right to have one connection. Dropping it gives it back.
@@ -147,6 +152,8 @@ impl Budget {
             pending: Limit::new(limits.max_pending),
             retries: Retrying::new(retries),
             per_origin: limits.max_connections_per_origin,
+            guarantees: limits.one_connection_per_origin,
+            guaranteed: Counter::default(),
             hosts: Mutex::default(),
             reserve: limits.max_connections.div_ceil(5).min(limits.max_connections / 2),
             seats: (0..workers).map(|_| Seat::new()).collect(),
@@ -190,7 +197,10 @@ impl Budget {
         if let Some(host) = hosts.get(&origin).and_then(Weak::upgrade) {
             return host;
         }
-        let host = Arc::new(Host { connections: self.per_origin.map(Limit::new) });
+        let host = Arc::new(Host {
+            connections: self.per_origin.map(Limit::new),
+            open: AtomicUsize::new(0),
+        });
         hosts.retain(|_, host| host.strong_count() > 0);
         hosts.insert(origin, Arc::downgrade(&host));
         host
@@ -199,7 +209,8 @@ impl Budget {
     /// Whether a connection to this origin could be opened now.
     #[must_use]
     pub fn has_room(&self, host: &Host) -> bool {
-        !self.connections.is_full() && host.has_room()
+        (!self.connections.is_full() || self.guarantees && host.open.load(Acquire) == 0)
+            && host.has_room()
     }
 
     /// Whether a connection could be opened that nobody waits for.
@@ -212,12 +223,21 @@ impl Budget {
     /// room for those who will.
     #[must_use]
     pub fn connect(self: &Arc<Self>, host: &Arc<Host>, early: bool) -> Option<ConnectionPermit> {
-        if !self.connections.take(if early { self.reserve } else { 0 }) {
+        let fits = self.connections.take(if early { self.reserve } else { 0 });
+        if fits {
+            host.open.fetch_add(1, AcqRel);
+        } else if self.guarantees && !early && host.take_first() {
+            self.connections.used.fetch_add(1, AcqRel);
+        } else {
             return None;
         }
         if host.connections.as_ref().is_some_and(|limit| !limit.take(0)) {
+            host.open.fetch_sub(1, AcqRel);
             self.connections.give_back();
             return None;
+        }
+        if !fits {
+            self.guaranteed.inc();
         }
         Some(ConnectionPermit { budget: Arc::clone(self), host: Arc::clone(host) })
     }
@@ -356,6 +376,11 @@ impl Seat {
 }
 
 impl Host {
+    /// Counts a connection if there is none.
+    fn take_first(&self) -> bool {
+        self.open.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
+    }
+
     /// Whether the origin may have one more.
     #[must_use]
     pub fn has_room(&self) -> bool {
@@ -368,6 +393,7 @@ impl Drop for ConnectionPermit {
         if let Some(limit) = &self.host.connections {
             limit.give_back();
         }
+        self.host.open.fetch_sub(1, AcqRel);
         self.budget.connections.give_back();
         // Should it not want the connection any more, the others find out at their next tick.
         let first = self.budget.seats.iter().min_by_key(|seat| seat.since.load(Relaxed));
@@ -399,6 +425,7 @@ mod tests {
         let limits = Limits {
             max_connections,
             max_connections_per_origin: per_origin,
+            one_connection_per_origin: false,
             max_pending: 2,
             max_requests: 2,
             refuse: Refuse::Response,
@@ -442,6 +469,46 @@ mod tests {
         assert!(budget.connect(&a, false).is_none() && !budget.has_room(&a));
         assert!(budget.connect(&b, false).is_some());
         assert_eq!(budget.connections.used(), 2, "what was refused is not counted");
+    }
+
+    #[test]
+    fn an_origin_without_a_connection_may_get_one_over_the_limit() {
+        let limits = Limits {
+            max_connections: 1,
+            max_connections_per_origin: Some(2),
+            one_connection_per_origin: true,
+            max_pending: 2,
+            max_requests: 2,
+            refuse: Refuse::Response,
+        };
+        let budget = Arc::new(Budget::new(&limits, RetryLimit::Fixed(3), 8));
+        let [a, b] = [origin(1), origin(2)].map(|o| budget.host(o));
+        let first = budget.connect(&a, false);
+        assert!(first.is_some() && !budget.has_room(&a) && budget.has_room(&b));
+        assert!(budget.connect(&b, true).is_none(), "only for those who wait");
+        let second = budget.connect(&b, false);
+        assert!(second.is_some() && budget.connect(&b, false).is_none());
+        assert_eq!((budget.connections.used(), budget.guaranteed.get()), (2, 1));
+        drop(first);
+        assert!(!budget.has_room(&b), "the limit counts all of them");
+        drop(second);
+        assert_eq!(budget.connections.used(), 0);
+        // However many ask.
+        let _full = budget.connect(&a, false);
+        let (budget, open) = (&budget, AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let host = budget.host(origin(2));
+                    for _ in 0..1000 {
+                        let Some(permit) = budget.connect(&host, false) else { continue };
+                        assert_eq!(open.fetch_add(1, AcqRel), 0);
+                        open.fetch_sub(1, AcqRel);
+                        drop(permit);
+                    }
+                });
+            }
+        });
     }
 
     #[test]

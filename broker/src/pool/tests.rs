@@ -44,6 +44,7 @@ fn limits() -> Limits {
     Limits {
         max_connections: 500,
         max_connections_per_origin: None,
+        one_connection_per_origin: false,
         max_pending: 500,
         max_requests: 500,
         refuse: Refuse::Response,

@@ -107,6 +107,10 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     if service.retries > 0 {
         append(&mut waiting, format_args!(", {} retries", count(service.retries)));
     }
+    if service.connections_guaranteed > 0 {
+        let over = count(service.connections_guaranteed);
+        append(&mut waiting, format_args!(", {over} connections over the limit"));
+    }
     let name = style.paint(Paint::Bold, &service.name);
     let protocol = style.paint(Paint::Dim, &service.protocol);
     let mut out = style.flow(

@@ -98,6 +98,7 @@ fn subtract_service(now: &mut ServiceSnapshot, before: &ServiceSnapshot) {
         (&mut now.request_overflow, before.request_overflow),
         (&mut now.retry_overflow, before.retry_overflow),
         (&mut now.retries, before.retries),
+        (&mut now.connections_guaranteed, before.connections_guaranteed),
         (&mut now.connects_refused, before.connects_refused),
         (&mut now.queue_timed_out, before.queue_timed_out),
         (&mut now.unreachable, before.unreachable),

@@ -196,6 +196,7 @@ impl Registered {
             request_overflow: total(|m| m.request_overflow.get()),
             retry_overflow: total(|m| m.retry_overflow.get()),
             retries: total(|m| m.retries.get()),
+            connections_guaranteed: 0,
             connects_refused: 0,
             queue_timed_out: total(|m| m.queue_timed_out.get()),
             unreachable: total(|m| m.unreachable.get()),

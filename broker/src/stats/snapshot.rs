@@ -226,6 +226,9 @@ pub struct ServiceSnapshot {
     /// See [`ServiceMetrics`](super::ServiceMetrics).
     #[serde(default)]
     pub retries: u64,
+    /// Connections over the limit, to origins that had none.
+    #[serde(default)]
+    pub connections_guaranteed: u64,
     /// Intercepted connections that the kernel refused because neither a connection nor a place in the
     /// queue was left.
     #[serde(default)]

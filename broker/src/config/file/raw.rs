@@ -348,6 +348,8 @@ pub(super) struct Limits {
     pub max_connections: Option<usize>,
     /// Default: only `max_connections` limits it.
     pub max_connections_per_origin: Option<usize>,
+    /// Default false: the limit then holds to the last connection. (Envoy always does it.)
+    pub one_connection_per_origin: Option<bool>,
     /// Default 1024: Envoy's default; a longer queue only hides an outage.
     pub max_pending: Option<usize>,
     /// Default 1024: Envoy's default.

@@ -91,6 +91,7 @@ mod tests {
         let limits = Limits {
             max_connections: 1000,
             max_connections_per_origin: None,
+            one_connection_per_origin: false,
             max_pending: 1000,
             max_requests: 1000,
             refuse: Refuse::Response,

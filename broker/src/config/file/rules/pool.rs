@@ -114,6 +114,7 @@ pub(super) fn limits(
     Limits {
         max_connections,
         max_connections_per_origin,
+        one_connection_per_origin: raw.one_connection_per_origin.unwrap_or(false),
         max_pending: number("max_pending", raw.max_pending, 1024, 0),
         max_requests: number("max_requests", raw.max_requests, 1024, 1),
         refuse: refuse(check, &key("refuse"), raw, intercepts),
