@@ -2,7 +2,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release,
+};
 use std::time::Duration;
 
 use harness::load::{self, Mode, Plan};
@@ -106,14 +108,31 @@ mod phase {
     pub(super) const ANSWER: usize = 2;
 }
 
-/// An origin that is told by phases what to do.
-fn breaking(service: &Service<'_>) -> (Setup, Arc<AtomicUsize>) {
-    let now = Arc::new(AtomicUsize::new(phase::BREAK));
-    let told = Arc::clone(&now);
+/// What an origin is told by phases, and how many requests have begun to follow them.
+#[derive(Default)]
+struct Phases {
+    now: AtomicUsize,
+    held: AtomicUsize,
+}
+
+impl Phases {
+    fn set(&self, phase: usize) {
+        self.now.store(phase, Release);
+    }
+
+    fn held(&self) -> usize {
+        self.held.load(Acquire)
+    }
+}
+
+fn breaking(service: &Service<'_>) -> (Setup, Arc<Phases>) {
+    let phases = Arc::<Phases>::default();
+    let told = Arc::clone(&phases);
     let setup = service.start(move |peer| {
         while peer.request()?.is_some() {
-            let began = told.load(Acquire);
-            while told.load(Acquire) == began && began != phase::ANSWER {
+            let began = told.now.load(Acquire);
+            told.held.fetch_add(1, AcqRel);
+            while told.now.load(Acquire) == began && began != phase::ANSWER {
                 std::thread::sleep(Duration::from_millis(2));
             }
             if began == phase::BREAK {
@@ -123,15 +142,16 @@ fn breaking(service: &Service<'_>) -> (Setup, Arc<AtomicUsize>) {
         }
         Ok(())
     });
-    (setup, now)
+    (setup, phases)
 }
 
 #[test]
 fn no_more_are_tried_again_at_once_than_allowed() {
     let service = Service { retries: "max_retries = 1", ..Service::default() };
-    let (setup, phase) = breaking(&service);
+    let (setup, phases) = breaking(&service);
     for round in 1..=2 {
-        phase.store(phase::BREAK, Release);
+        phases.set(phase::BREAK);
+        let held = phases.held();
         let mut clients: Vec<_> = (0..4).map(|_| setup.client()).collect();
         for (i, client) in clients.iter_mut().enumerate() {
             let method = if i == 3 { "POST" } else { "GET" };
@@ -142,15 +162,15 @@ fn no_more_are_tried_again_at_once_than_allowed() {
             client.send(request).unwrap();
         }
         let received = |what: &str| setup.origin.received_count(&format!("{what} /{round} "));
-        eventually(SOON, "all are at the origin", || received("GET") + received("POST") == 4);
-        phase.store(phase::HOLD, Release);
-        eventually(SOON, "one is tried again", || received("GET") == 4);
+        eventually(SOON, "all are at the origin", || phases.held() == held + 4);
+        phases.set(phase::HOLD);
+        eventually(SOON, "one is tried again", || phases.held() == held + 5);
         let limit = || setup.daemon.service().unwrap().limits["max_retries"];
         assert_eq!((limit().used, limit().max), (1, 1));
         eventually(SOON, "two are not", || {
             setup.daemon.service().unwrap().retry_overflow == 2 * round
         });
-        phase.store(phase::ANSWER, Release);
+        phases.set(phase::ANSWER);
         let mut statuses = [0; 3];
         for client in &mut clients[..3] {
             let response = client.response().unwrap();
@@ -171,11 +191,11 @@ fn no_more_are_tried_again_at_once_than_allowed() {
 #[test]
 fn what_is_not_asked_for_is_not_tried_again() {
     for retries in ["retry_on = [\"connect-failure\", \"refused\"]", "attempts = 1"] {
-        let (setup, phase) = breaking(&Service { retries, ..Service::default() });
+        let (setup, phases) = breaking(&Service { retries, ..Service::default() });
         let mut client = setup.client();
         client.send("GET / HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-        eventually(SOON, "it is at the origin", || setup.origin.received_count("GET") == 1);
-        phase.store(phase::ANSWER, Release);
+        eventually(SOON, "it is at the origin", || phases.held() == 1);
+        phases.set(phase::ANSWER);
         let response = client.response().unwrap();
         assert_eq!(response.status, 502, "{retries}: {}", response.head);
         let service = setup.daemon.service().unwrap();
