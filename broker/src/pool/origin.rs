@@ -284,7 +284,9 @@ impl Origins {
         let metrics = self.records.origin(address);
         let stock = self.steer.as_ref().and_then(|steer| Stock::new(steer, place));
         // Another origin may have been in this place.
-        stock.iter().for_each(|stock| stock.set_wanted(false));
+        if let Some(stock) = &stock {
+            stock.set_wanted(false);
+        }
         metrics.set_group(stock.as_ref().map(Stock::group));
         let watched = self.common.watch.as_ref().and_then(|watch| watch.host(address));
         if let (Some(watch), Some(stock)) = (&self.common.watch, &stock) {
