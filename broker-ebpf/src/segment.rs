@@ -60,7 +60,7 @@ fn cut_off(skb: *mut __sk_buff, bytes: u32) -> Option<()> {
         }
         let now = if left < MOST { left } else { MOST };
         // SAFETY: the context that the kernel handed to the program.
-        if unsafe { bpf_skb_adjust_room(skb, -(now as i32), 0, 0) } != 0 {
+        if unsafe { bpf_skb_adjust_room(skb, -now.cast_signed(), 0, 0) } != 0 {
             return None;
         }
         left -= now;
