@@ -43,6 +43,7 @@ const HAS_WINDOW_SCALE: u8 = 4;
 /// Needs `CAP_NET_ADMIN` in the connection's network namespace, where this must be called.
 pub fn rewind(stream: &TcpStream, again: u16) -> io::Result<()> {
     const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
+    const CONNECTS: u32 = 1000;
     let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
     let socket = SockRef::from(stream);
     // The peer must take what comes: what it says meanwhile of its window is ignored as well.
@@ -73,7 +74,15 @@ pub fn rewind(stream: &TcpStream, again: u16) -> io::Result<()> {
     set(&socket, libc::TCP_QUEUE_SEQ, sent.wrapping_sub(again.into()))?;
     set(&socket, libc::TCP_REPAIR_QUEUE, TCP_RECV_QUEUE)?;
     set(&socket, libc::TCP_QUEUE_SEQ, received)?;
-    socket.connect(&peer.into())?;
+    // A child process that has not begun its own program yet may still have the old one.
+    let mut tries = CONNECTS;
+    loop {
+        match socket.connect(&peer.into()) {
+            Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && tries > 0 => tries -= 1,
+            connected => break connected?,
+        }
+        thread::sleep(LOOK_AGAIN_AFTER);
+    }
     let (scale_sent, scale_received) = (u32::from(scales & 0xf), u32::from(scales >> 4));
     let options = [
         (true, MAXIMUM_SEGMENT_SIZE, u32::from_ne_bytes(segment)),
