@@ -11,7 +11,10 @@ pub mod sim;
 pub mod stats;
 
 use std::fmt;
+use std::io::Write;
 use std::time::Duration;
+
+use serde::Serialize;
 
 /// How a command was used is wrong, in a way that only shows when its arguments are seen together.
 #[derive(Debug)]
@@ -24,6 +27,22 @@ impl fmt::Display for UsageError {
 }
 
 impl std::error::Error for UsageError {}
+
+/// Writes a result as JSON, or as text for people.
+fn show(
+    json: bool,
+    result: &impl Serialize,
+    text: impl FnOnce() -> String,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, result)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text().as_bytes())?;
+    }
+    Ok(out.flush()?)
+}
 
 /// Parses a pause such as `2`, `0.5` (seconds) or `500ms`.
 fn interval(text: &str) -> Result<Duration, String> {

@@ -17,12 +17,6 @@ pub struct Args {
 /// Runs the command; answers whether everything works.
 pub fn run(args: Args, style: Style, out: &mut impl Write) -> anyhow::Result<bool> {
     let diagnosis = examine();
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &diagnosis)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(render(&diagnosis, style).as_bytes())?;
-    }
-    out.flush()?;
+    super::show(args.json, &diagnosis, || render(&diagnosis, style), out)?;
     Ok(diagnosis.healthy)
 }

@@ -35,11 +35,5 @@ pub async fn run(args: &Args, style: Style, out: &mut impl Write) -> anyhow::Res
         let known: Vec<_> = now.services.iter().map(|s| s.name.as_str()).collect();
         bail!("there is no service {:?}; there are {}", args.service, known.join(", "));
     };
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &findings)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(render(&args.service, &findings, style).as_bytes())?;
-    }
-    Ok(())
+    super::show(args.json, &findings, || render(&args.service, &findings, style), out)
 }

@@ -151,13 +151,7 @@ fn compare(args: &CompareArgs, style: Style, out: &mut impl Write) -> anyhow::Re
         fs::write(path, svg(&report))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(render(&report, style).as_bytes())?;
-    }
-    Ok(out.flush()?)
+    super::show(args.json, &report, || render(&report, style), out)
 }
 
 /// What the arguments mean together.
@@ -210,13 +204,7 @@ fn size(args: SizeArgs, style: Style, out: &mut impl Write) -> anyhow::Result<()
     let loss = Loss { origins: origins as usize, lost: lose as usize, need: args.need };
     let racks = args.rack_max.map(|max| (max.get(), args.racks_lost.get()));
     let sizes = Sizes::of(loss, args.gateways, args.eps, racks);
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &sizes)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(render_size(&sizes, style).as_bytes())?;
-    }
-    Ok(out.flush()?)
+    super::show(args.json, &sizes, || render_size(&sizes, style), out)
 }
 
 #[cfg(test)]

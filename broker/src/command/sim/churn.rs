@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use crate::command::UsageError;
+use crate::command::{UsageError, show};
 use crate::report::Style;
 use crate::report::sim::churn::render;
 use crate::sim::churn::{Arrivals, Service, Setup, Spread, Traffic, simulate};
@@ -90,13 +90,7 @@ fn time(text: &str) -> Result<Duration, &'static str> {
 /// Runs the command.
 pub fn run(args: &Args, style: Style, out: &mut impl Write) -> anyhow::Result<()> {
     let report = simulate(&setup(args)?);
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(render(&report, style).as_bytes())?;
-    }
-    Ok(out.flush()?)
+    show(args.json, &report, || render(&report, style), out)
 }
 
 /// What the arguments mean together.

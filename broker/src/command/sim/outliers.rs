@@ -4,6 +4,7 @@ use std::io::Write;
 
 use clap::ValueEnum;
 
+use crate::command::show;
 use crate::report::Style;
 use crate::report::sim::outliers::render;
 use crate::sim::outliers::{Incident, Setting, Setup, simulate};
@@ -46,13 +47,7 @@ pub fn run(args: &Args, style: Style, out: &mut impl Write) -> anyhow::Result<()
         background: args.background,
         seed: args.seed,
     });
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(render(&report, style).as_bytes())?;
-    }
-    Ok(out.flush()?)
+    show(args.json, &report, || render(&report, style), out)
 }
 
 fn or_all<T: ValueEnum + Clone>(asked_for: &[T]) -> Vec<T> {
