@@ -19,11 +19,7 @@ fn origin(lab: &Lab, index: u8, well: &Arc<AtomicBool>) -> Scripted {
                 peer.send("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")?;
                 continue;
             }
-            let id = request.header("x-request-id").unwrap_or("-").to_owned();
-            peer.send(format!(
-                "HTTP/1.1 200 OK\r\nX-Request-Id: {id}\r\nContent-Length: {}\r\n\r\n{id}\n",
-                id.len() + 1
-            ))?;
+            peer.answer_with_id(&request, "200 OK")?;
         }
         Ok(())
     };

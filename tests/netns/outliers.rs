@@ -50,14 +50,10 @@ fn sick(lab: &Lab, index: u8, sick: &Arc<Sick>) -> Scripted {
     let sick = Arc::clone(sick);
     let script = move |peer: &mut Peer| -> io::Result<()> {
         while let Some(request) = peer.request()? {
-            let id = request.header("x-request-id").unwrap_or("-").to_owned();
             let fails = sick.fails.load(Acquire);
             let status = if fails { "500 Internal Server Error" } else { "200 OK" };
             sick.failures.fetch_add(usize::from(fails), AcqRel);
-            peer.send(format!(
-                "HTTP/1.1 {status}\r\nX-Request-Id: {id}\r\nContent-Length: {}\r\n\r\n{id}\n",
-                id.len() + 1
-            ))?;
+            peer.answer_with_id(&request, status)?;
         }
         Ok(())
     };

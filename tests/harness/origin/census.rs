@@ -76,11 +76,7 @@ fn is_open(stream: &TcpStream) -> bool {
 fn answer(peer: &mut Peer) -> io::Result<()> {
     while let Some(request) = peer.request()? {
         thread::sleep(ANSWER);
-        let id = request.header("x-request-id").unwrap_or("-").to_owned();
-        peer.send(format!(
-            "HTTP/1.1 200 OK\r\nX-Request-Id: {id}\r\nContent-Length: {}\r\n\r\n{id}\n",
-            id.len() + 1
-        ))?;
+        peer.answer_with_id(&request, "200 OK")?;
     }
     Ok(())
 }

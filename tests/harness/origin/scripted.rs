@@ -298,6 +298,15 @@ impl Peer {
         self.send(response)
     }
 
+    /// Answers as the load generator wants it, with the request's own id.
+    pub fn answer_with_id(&mut self, request: &Request, status: &str) -> io::Result<()> {
+        let id = request.header("x-request-id").unwrap_or("-");
+        self.send(format!(
+            "HTTP/1.1 {status}\r\nX-Request-Id: {id}\r\nContent-Length: {}\r\n\r\n{id}\n",
+            id.len() + 1
+        ))
+    }
+
     /// Answers requests until the connection, or the client's wish to keep it, ends.
     pub fn serve(&mut self) -> io::Result<()> {
         while let Some(request) = self.request()? {
