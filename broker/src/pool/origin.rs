@@ -103,7 +103,7 @@ impl Origin {
     }
 
     pub(super) fn close(&self, connection: Connection, reason: EvictReason) {
-        let idle_for = connection.idle_since.map(|since| clock::now().duration_since(since));
+        let idle_since = connection.idle_since;
         // Whoever waits for its place would otherwise come to the origin before the end of this one.
         // What is cut off must not look like an end, though.
         let drains = reason != EvictReason::Drain && !connection.stream.aborts_on_close();
@@ -113,11 +113,11 @@ impl Origin {
             drop(connection);
         }
         self.open.set(self.open.get() - 1);
-        if let Some(idle_for) = idle_for
-            && matches!(reason, EvictReason::IdleClosed | EvictReason::IdleTtl)
+        if matches!(reason, EvictReason::IdleClosed | EvictReason::IdleTtl)
+            && let Some(since) = idle_since
         {
             let mut ready = self.ready.get();
-            ready.ended_idle(idle_for, self.open.get());
+            ready.ended_idle(clock::now().duration_since(since), self.open.get());
             self.ready.set(ready);
         }
         self.metrics.evict(reason);

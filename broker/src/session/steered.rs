@@ -158,7 +158,7 @@ impl Steered {
 
     /// The kernel serves this client no more. Nothing that it has sent may be unread.
     pub fn release(&self) {
-        if let Some(cookie) = self.cookie.get() {
+        if let Some(cookie) = self.known_cookie() {
             self.steering.release_client(cookie);
         }
         self.way.set(Way::Plain);
@@ -195,17 +195,22 @@ impl Steered {
     }
 
     fn join_ways(&self, client: &Stream) -> bool {
+        // Without a cookie, the client is gone.
+        let Some(cookie) = self.known_cookie() else { return true };
+        if let Err(error) = self.steering.join_ways(cookie, client.as_fd()) {
+            tracing::debug!(%error, "a client is served by the daemon only");
+            return false;
+        }
+        self.way.set(Way::Joined(client.sent()));
+        true
+    }
+
+    /// Its cookie, looked up if no event has told which client this is.
+    fn known_cookie(&self) -> Option<u64> {
         if self.cookie.get().is_none() {
             self.cookie.set(self.look_up());
         }
-        // Without a cookie, the client is gone.
-        let Some(cookie) = self.cookie.get() else { return true };
-        let joined = self.steering.join_ways(cookie, client.as_fd());
-        if let Err(error) = &joined {
-            tracing::debug!(%error, "a client is served by the daemon only");
-        }
-        self.way.set(Way::Joined(client.sent()));
-        joined.is_ok()
+        self.cookie.get()
     }
 
     async fn all_is_read(&self, stall: Duration) -> io::Result<()> {
@@ -235,10 +240,7 @@ impl Steered {
         if self.way_is_clear.get() {
             return;
         }
-        if self.cookie.get().is_none() {
-            // No event has told which client this is.
-            self.cookie.set(self.look_up());
-        }
+        let _maybe_gone = self.known_cookie();
         loop {
             // A client that does not get all is reset.
             if self.settled().await.is_err() {
