@@ -150,6 +150,8 @@ struct Waiter {
     id: u64,
     _pending: PendingPermit,
     since: Instant,
+    /// The origin that has just failed its exchange.
+    avoid: Option<SocketAddr>,
     /// Held if this is not its first attempt.
     retry: Option<RetryPermit>,
     hand_over: oneshot::Sender<Result<Lease, Refusal>>,
@@ -217,8 +219,8 @@ impl Pool {
     }
 
     /// Leases a socket: a warm one, or after waiting. `avoid` names an origin that just failed
-    /// this exchange; it is used only if there is no other. An exchange that is tried again brings
-    /// its permit, which the lease then has.
+    /// this exchange; its warm sockets are used only if there is no other to wait for. An exchange
+    /// that is tried again brings its permit, which the lease then has.
     ///
     /// Dropping the future gives up the place in the queue.
     pub async fn checkout(
@@ -254,8 +256,10 @@ impl Pool {
             shared.metrics.unreachable.inc();
             return Err(Refusal::Ejected);
         }
+        let now = clock::now();
         if shared.waiters.borrow().is_empty()
-            && let Some(mut lease) = shared.take_warm(avoid, clock::now())
+            && !shared.awaits_another(avoid, now)
+            && let Some(mut lease) = shared.take_warm(avoid, now)
         {
             lease.set_retry(retry);
             return Ok(lease);
@@ -278,7 +282,7 @@ impl Pool {
         retry: Option<RetryPermit>,
     ) -> Result<Lease, Refusal> {
         let shared = &self.shared;
-        let (place, handed_over) = shared.enqueue(retry)?;
+        let (place, handed_over) = shared.enqueue(avoid, retry)?;
         shared.dial_for_waiters(avoid);
         shared.reserve();
         let result = tokio::time::timeout(shared.config.queue_timeout, handed_over).await;
@@ -444,6 +448,7 @@ impl Shared {
 
     fn enqueue(
         self: &Rc<Self>,
+        avoid: Option<SocketAddr>,
         retry: Option<RetryPermit>,
     ) -> Result<(Place, HandedOver), Refusal> {
         let Some(pending) = self.budget.wait() else {
@@ -454,7 +459,7 @@ impl Shared {
         let id = self.id();
         let (hand_over, handed_over) = oneshot::channel();
         let since = clock::now();
-        waiters.push_back(Waiter { id, _pending: pending, since, retry, hand_over });
+        waiters.push_back(Waiter { id, _pending: pending, since, avoid, retry, hand_over });
         self.metrics.waiting.set(waiters.len());
         Ok((Place { shared: Rc::clone(self), id }, handed_over))
     }
@@ -480,6 +485,23 @@ impl Shared {
                 None => picked.sweep(now),
             }
         }
+    }
+
+    /// Whether an exchange should wait for another origin, because only the one that has just failed it
+    /// has warm sockets. An origin that dies takes its sockets along one by one: those that still look
+    /// well would use up all attempts.
+    fn awaits_another(&self, failed: Option<SocketAddr>, now: Instant) -> bool {
+        let Some(failed) = failed else { return false };
+        let (origins, panic) = (self.current(), self.panics());
+        let may_serve = |o: &Origin| {
+            let reached = !o.backoff.borrow().is_failing();
+            o.has_idle() || reached && (o.dialling.get() > 0 || o.host.has_room())
+        };
+        let mut others = origins
+            .iter()
+            .filter(|o| o.address != failed && (panic || o.is_available(now)) && may_serve(o))
+            .peekable();
+        others.peek().is_some() && !others.any(|o| o.has_idle())
     }
 
     /// An idle watch may not have run yet in this turn of the event loop: look for ourselves.
@@ -602,6 +624,7 @@ impl Shared {
     fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>) {
         let now = clock::now();
         self.serve_from_stock(now);
+        let avoid = avoid.or_else(|| self.first_avoids());
         while self.fresh_dials() < self.impatient(now) {
             let room = self.pick(avoid, |o| self.can_dial(o, now));
             let Some(origin) = room.or_else(|| self.pick(avoid, |o| self.may_dial(o, now))) else {
@@ -612,6 +635,11 @@ impl Shared {
             }
         }
         self.want();
+    }
+
+    /// The origin that has just failed whoever waits the longest.
+    fn first_avoids(&self) -> Option<SocketAddr> {
+        self.waiters.borrow().front()?.avoid
     }
 
     /// Dials that may still help soon.
@@ -709,7 +737,8 @@ impl Shared {
     fn serve_from_stock(self: &Rc<Self>, now: Instant) {
         while !self.waiters.borrow().is_empty()
             && self.current().iter().any(|o| o.stock.as_ref().is_some_and(|s| s.idle() > 0))
-            && let Some(lease) = self.take_warm(None, now)
+            && !self.awaits_another(self.first_avoids(), now)
+            && let Some(lease) = self.take_warm(self.first_avoids(), now)
         {
             self.hand_over(lease);
         }

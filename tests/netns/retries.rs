@@ -98,6 +98,53 @@ fn a_quarter_of_32_requests_is_tried_again_at_once() {
     assert_eq!(daemon.service().unwrap().limits["max_retries"].used, 0);
 }
 
+/// An origin that dies takes its sockets along one by one, and those that still look well must not use
+/// up a request's attempts, even if nothing else is warm.
+#[test]
+fn a_request_that_failed_waits_for_another_origin() {
+    let lab = Lab::new(2).unwrap();
+    let held = Arc::new(AtomicUsize::new(0));
+    let release = [(), ()].map(|()| Arc::new(AtomicBool::new(false)));
+    let origin = |i: u8| {
+        let (held, release) = (Arc::clone(&held), Arc::clone(&release[usize::from(i)]));
+        let script = move |peer: &mut Peer| -> io::Result<()> {
+            while let Some(request) = peer.request()? {
+                if request.target() == "/hold" {
+                    held.fetch_add(1, AcqRel);
+                    while !release.load(Acquire) {
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                } else if i == 0 {
+                    return peer.reset();
+                }
+                peer.respond("done")?;
+            }
+            Ok(())
+        };
+        Scripted::start(&lab.origins, lab.origin(i), script).unwrap()
+    };
+    let [dying, busy] = [0, 1].map(origin);
+    let service = Service { workers: 1, pool: "prewarm = 0", ..Service::default() };
+    let daemon = Daemon::start(&lab, &service.render(&lab)).unwrap();
+    let client = || Client::connect(&lab.host, listen(&lab)).unwrap();
+    let mut clients: Vec<_> = std::iter::repeat_with(client).take(10).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.send("GET /hold HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        eventually(SOON, "it is at an origin", || held.load(Acquire) > n);
+    }
+    assert!([&dying, &busy].iter().all(|origin| origin.received_count("GET") > 3));
+    let idle = || daemon.service().unwrap().origins.iter().map(|o| o.idle).sum::<u64>();
+    release[0].store(true, Release);
+    eventually(SOON, "one has warm sockets", || idle() == dying.received_count("GET") as u64);
+    assert_eq!(client().get("/").unwrap().status, 200);
+    assert_eq!([&dying, &busy].map(|origin| origin.received_count("GET / ")), [1, 1]);
+    assert_eq!(daemon.service().unwrap().retries, 1);
+    release[1].store(true, Release);
+    for mut client in clients {
+        assert_eq!(client.response().unwrap().status, 200);
+    }
+}
+
 /// What the origin of `breaking` does with requests.
 mod phase {
     /// Waits with the request, and ends the connection when another phase begins.

@@ -250,6 +250,31 @@ fn an_idle_socket_goes_at_once_when_the_origin_ends_resets_or_speaks() {
 }
 
 #[test]
+fn an_exchange_rather_waits_than_goes_on_where_it_failed() {
+    run(async {
+        let rig = Rig::new(2, Use::Reused, PoolConfig { prewarm: 2, ..settings() });
+        while !rig.pool.is_warm() {
+            rig.pool.tick();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let [failed, other] = [0, 1].map(|i| rig.listeners[i].local_addr().unwrap());
+        let mut leases = Vec::new();
+        // First the warm ones of the other, then one that is dialled there.
+        for _ in 0..3 {
+            let lease = rig.pool.checkout(Some(failed), None).await.unwrap();
+            assert_eq!(lease.address(), other);
+            leases.push(lease);
+        }
+        assert_eq!((rig.origins[0].idle.get(), rig.origins[1].created.get()), (2, 3));
+        drop(leases);
+        rig.pool.set_origins(&[Chosen::at(failed)]);
+        let lease = rig.pool.checkout(Some(failed), None).await.unwrap();
+        assert_eq!((lease.address(), lease.is_reused()), (failed, false));
+        assert_eq!(rig.origins[0].created.get(), 2, "it was warm");
+    });
+}
+
+#[test]
 fn a_checkout_looks_before_the_event_loop_does() {
     run(async {
         let rig = Rig::new(1, Use::Reused, settings());
