@@ -83,6 +83,8 @@ pub struct Service {
     pub targets: Vec<SocketAddr>,
     /// Where its origins listen.
     pub origins: Vec<SocketAddr>,
+    /// Only clients of these modes come here; empty means all.
+    pub modes: Vec<Mode>,
 }
 
 /// What all threads of a run share.

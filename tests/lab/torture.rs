@@ -25,7 +25,9 @@ use crate::progress::Progress;
 use crate::text;
 
 /// Addresses of origins.
-const ORIGINS: u8 = 4;
+const ORIGINS: u8 = 6;
+/// The service for requests that the kernel could carry, all of them, on sockets enough.
+const PLAIN: &str = "plain";
 /// Event loops of the daemon.
 const WORKERS: u64 = 2;
 /// How long leases may last after the last client and the last origin are gone.
@@ -83,6 +85,8 @@ struct Results {
     steer: Steer,
     /// Exchanges whose bytes the kernel moved, of all; `None` if the daemon does not say.
     steered_percent: Option<f64>,
+    /// The same, of those that it could carry, where there were sockets enough.
+    plain_steered_percent: Option<f64>,
     /// Requests that were not steered, by the reason.
     not_steered: BTreeMap<String, u64>,
     /// Warnings of the kernel during the run.
@@ -134,7 +138,8 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let results = Results {
         report,
         steer: options.steer,
-        steered_percent: steered(&before, &after),
+        steered_percent: steered(&before, &after, |_| true),
+        plain_steered_percent: steered(&before, &after, |service| service == PLAIN),
         not_steered: not_steered(&after),
         kernel_warnings: kernel_log.len(),
         kernel_log,
@@ -198,7 +203,7 @@ struct Named {
     pool: &'static str,
 }
 
-/// Few sockets for many clients, sockets for everybody, and both over IPv6.
+/// Few sockets for many clients, sockets for everybody, both over IPv6, and what the kernel could carry.
 fn services(lab: &Lab) -> Vec<Named> {
     let v4 = |range: std::ops::Range<u8>| range.map(|i| lab.origin(i)).collect::<Vec<_>>();
     let v6 = (0..2).map(|i| (lab.origin_ip6(i), 80).into()).collect();
@@ -206,16 +211,23 @@ fn services(lab: &Lab) -> Vec<Named> {
         (
             "tight",
             v4(0..2),
+            vec![],
             "prewarm = 1\nqueue_timeout = \"15s\"\n[service.limits]\nmax_connections = 8",
         ),
-        ("roomy", v4(2..4), "prewarm = 2"),
-        ("six", v6, "prewarm = 1\nqueue_timeout = \"15s\"\n[service.limits]\nmax_connections = 24"),
+        ("roomy", v4(2..4), vec![], "prewarm = 2"),
+        (
+            "six",
+            v6,
+            vec![],
+            "prewarm = 1\nqueue_timeout = \"15s\"\n[service.limits]\nmax_connections = 24",
+        ),
+        (PLAIN, v4(4..6), vec![Mode::Plain], "prewarm = 8"),
     ]
     .into_iter()
-    .map(|(name, origins, pool)| Named {
+    .map(|(name, origins, modes, pool)| Named {
         name,
         pool,
-        service: Service { targets: origins.clone(), origins },
+        service: Service { targets: origins.clone(), origins, modes },
     })
     .collect()
 }
@@ -252,14 +264,17 @@ fn leases(daemon: &Daemon) -> Result<u64> {
     Ok(snapshot.services.iter().flat_map(|s| &s.origins).map(|origin| origin.active).sum())
 }
 
-/// The share of exchanges in between that the kernel has steered, if the daemon counts them.
-fn steered(before: &Value, after: &Value) -> Option<f64> {
+/// The share of some services' exchanges in between that the kernel has steered, if the daemon counts
+/// them.
+fn steered(before: &Value, after: &Value, of: impl Fn(&str) -> bool) -> Option<f64> {
     let sum = |snapshot: &Value, field: &str| -> Option<u64> {
-        snapshot["services"].as_array()?.iter().map(|service| service[field].as_u64()).sum()
+        let services = snapshot["services"].as_array()?.iter();
+        let meant = services.filter(|service| service["name"].as_str().is_some_and(&of));
+        meant.map(|service| service[field].as_u64()).sum()
     };
     let since = |field| Some(sum(after, field)?.saturating_sub(sum(before, field)?));
-    let all = since("exchanges")?;
-    Some(since("steered")? as f64 * 100.0 / all.max(1) as f64)
+    let (all, steered) = (since("exchanges")?, since("steered")?);
+    (all > 0).then(|| steered as f64 * 100.0 / all as f64)
 }
 
 /// Why requests were not steered.

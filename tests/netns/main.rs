@@ -13,6 +13,7 @@ mod counting;
 mod demonstration;
 mod doctor;
 mod eds;
+mod endings;
 mod exhaustion;
 mod explain;
 mod failure;

@@ -18,7 +18,7 @@ use super::random::Random;
 use super::report::Kind;
 use super::script::Script;
 use super::session::{Calls, Scratch, Session, Step};
-use super::{Plan, Shared};
+use super::{Plan, Service, Shared};
 
 /// Event loops.
 const LOOPS: usize = 2;
@@ -92,7 +92,7 @@ impl<'a> Client<'a> {
         let script = Script::draw(mode, &mut self.random, self.plan.calm, || {
             self.shared.ledger.ask(self.number)
         })?;
-        let (service, to) = self.destination();
+        let (service, to) = self.destination(mode);
         let nonblocking = calls != Calls::Block && self.random.chance(600);
         let first = script.requests[0];
         let requests = script.requests.len();
@@ -109,10 +109,14 @@ impl<'a> Client<'a> {
         }))
     }
 
-    fn destination(&mut self) -> (usize, SocketAddr) {
-        let services = &self.plan.services;
-        let service = usize::try_from(self.random.below(services.len() as u64)).unwrap_or(0);
-        (service, self.random.pick(&services[service].targets))
+    fn destination(&mut self, mode: Mode) -> (usize, SocketAddr) {
+        let services = self.plan.services.iter().enumerate();
+        let meant: Vec<_> = services
+            .filter(|(_, service)| service.modes.is_empty() || service.modes.contains(&mode))
+            .collect();
+        let place = usize::try_from(self.random.below(meant.len() as u64)).unwrap_or(0);
+        let (service, Service { targets, .. }) = meant[place];
+        (service, self.random.pick(targets))
     }
 
     /// In a thread of its own: waits in `recv()`, or in `poll()`.

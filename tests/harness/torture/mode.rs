@@ -60,11 +60,11 @@ pub enum Mode {
 impl Mode {
     /// All of them, with how many of a thousand connections use them.
     pub(super) const WEIGHTS: [(Self, u64); 23] = [
-        (Self::OneShot, 195),
+        (Self::OneShot, 190),
         (Self::Close, 140),
         (Self::Http10, 60),
         (Self::KeepAlive, 55),
-        (Self::Plain, 10),
+        (Self::Plain, 15),
         (Self::Pipeline, 50),
         (Self::PipelineWrites, 50),
         (Self::Abandon, 30),

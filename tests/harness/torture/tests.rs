@@ -25,7 +25,11 @@ fn shared() -> Shared {
         duration: None,
         only: Vec::new(),
         calm: false,
-        services: vec![super::Service { targets: Vec::new(), origins: Vec::new() }],
+        services: vec![super::Service {
+            targets: Vec::new(),
+            origins: Vec::new(),
+            modes: Vec::new(),
+        }],
         origins_netns: "/proc/self/ns/net".into(),
         patience: Duration::from_secs(5),
         progress: None,
@@ -363,7 +367,11 @@ mod origins {
             patience: Duration::from_secs(5),
             progress: None,
         };
-        plan.services.push(super::super::Service { targets: Vec::new(), origins: vec![free] });
+        plan.services.push(super::super::Service {
+            targets: Vec::new(),
+            origins: vec![free],
+            modes: Vec::new(),
+        });
         let netns = Netns::open("own", &plan.origins_netns).unwrap();
         let origins = Origins::listen(&netns, &plan).unwrap();
         thread::scope(|scope| {

@@ -43,8 +43,13 @@ pub(super) fn render(results: &Results, colours: bool) -> String {
     ] {
         writeln!(out, "{name:<24}{:>12}", count(n)).ok();
     }
-    if let Some(percent) = results.steered_percent {
-        writeln!(out, "{:<24}{percent:>10.1} %", "steered by the kernel").ok();
+    for (name, percent) in [
+        ("steered by the kernel", results.steered_percent),
+        ("... of what could be", results.plain_steered_percent),
+    ] {
+        if let Some(percent) = percent {
+            writeln!(out, "{name:<24}{percent:>10.1} %").ok();
+        }
     }
     for (why, n) in &results.not_steered {
         let line = format!("{:>12}  not steered: {why}", count(*n));
