@@ -422,6 +422,8 @@ pub struct Group {
     /// In the first group of a [`Route`]: how many of its groups may have an origin. Those behind
     /// are not looked at.
     pub span: u64,
+    /// In the first group of a [`Route`]: requests that found no idle socket in any of its groups.
+    pub missed: u64,
     /// Position of the service in the configuration.
     pub service: u64,
     /// Exchanges completed in the kernel.
@@ -444,7 +446,7 @@ pub struct Group {
     pub latency_us: [u64; BUCKETS],
 }
 
-const _: () = assert!(size_of::<Group>() == 8 * (23 + BUCKETS));
+const _: () = assert!(size_of::<Group>() == 8 * (24 + BUCKETS));
 
 /// Where the programs find origin sockets for the clients of one service and worker.
 #[repr(C)]

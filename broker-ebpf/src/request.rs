@@ -125,6 +125,10 @@ fn request(ctx: &SkMsgContext, sk: *mut bpf_sock, route: &Route, state: &mut Ste
             Sent::Lost => return SK_DROP,
             Sent::No => {
                 tally_why(route.service, WhyNot::NoIdle as u8);
+                if let Some(group) = GROUPS.get_ptr_mut(route.first_group) {
+                    // SAFETY: a value of the map.
+                    unsafe { atomic::add(&raw mut (*group).missed, 1) };
+                }
             }
         },
         Err(why) => tally_why(route.service, why as u8),

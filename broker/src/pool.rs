@@ -60,6 +60,9 @@ const SLOW_DIAL: Duration = Duration::from_millis(250);
 /// leases last about this long; dialling at once would open a socket for every ripple of the load.
 const DIAL_AFTER: Duration = Duration::from_millis(2);
 
+/// So many requests that the kernel had no socket for, between two ticks, are worth another socket.
+const MISSES: u64 = 4;
+
 /// A worker that has connections asks others for theirs only if its exchanges wait so much longer
 /// than those of a worker that has none: it may just not have had the processor for a while.
 const SHARE_AFTER: Duration = Duration::from_millis(250);
@@ -131,6 +134,8 @@ struct Shared {
     metrics: Arc<ServiceMetrics>,
     origins: RefCell<Origins>,
     pace: Cell<Pace>,
+    /// Requests that the kernel had no idle socket for, at the last tick.
+    missed: Cell<u64>,
     waiters: RefCell<VecDeque<Waiter>>,
     next_id: Cell<u64>,
     events: Arc<IdleEvents>,
@@ -179,6 +184,7 @@ impl Pool {
             usage,
             environment,
             pace: Cell::new(Pace::Free),
+            missed: Cell::new(0),
             waiters: RefCell::default(),
             next_id: Cell::new(0),
             events: Arc::default(),
@@ -313,6 +319,7 @@ impl Pool {
         shared.look_at_ejections(now);
         if shared.closing.get().is_none() {
             shared.prewarm(now);
+            shared.feed_kernel(now);
         }
         shared.dial_for_waiters(None);
     }
@@ -801,6 +808,23 @@ impl Shared {
             && self.dial(&origin, true)
         {}
         self.pace.set(pace);
+    }
+
+    /// The kernel keeps asking for more sockets than there are. Its requests come to the daemon then,
+    /// which costs about as much as a handshake, and rarely waits long enough to dial. One socket more
+    /// at a time follows the load, and does not answer a single burst with as many handshakes.
+    fn feed_kernel(self: &Rc<Self>, now: Instant) {
+        let missed = self.origins.borrow().missed();
+        let mut pace = self.pace.get();
+        if missed.wrapping_sub(self.missed.replace(missed)) >= MISSES
+            && let Some(origin) = self.pick(None, |o| {
+                o.open.get() + o.dialling.get() < self.config.max_idle && self.can_dial(o, now)
+            })
+            && pace.permits(self.config.prewarm_rate, now)
+        {
+            self.dial(&origin, true);
+            self.pace.set(pace);
+        }
     }
 
     /// Starts a dial. `early` means that nobody waits for it. `false` if the limits of connections

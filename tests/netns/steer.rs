@@ -50,6 +50,35 @@ fn plain_requests_of_nonblocking_clients_are_steered() {
 }
 
 #[test]
+fn a_steady_load_gets_as_many_sockets_as_it_uses_at_once() {
+    let lab = Lab::new(1).unwrap();
+    // Quick enough for a request that waits in the daemon to be served before it is dialled for.
+    let _origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
+        while let Some(request) = peer.request()? {
+            std::thread::sleep(Duration::from_millis(1));
+            peer.answer_with_id(&request, "200 OK")?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    let config = format!(
+        "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\nsteer = \"kernel\"\n\
+         intercept = [\"origins\"]\norigins = {}\n",
+        addresses(&lab.all_origins())
+    );
+    let daemon = Daemon::start(&lab, &config).unwrap();
+    let missed = || daemon.service().unwrap().not_steered.get("no_idle").copied().unwrap_or(0);
+    let mut before = missed();
+    harness::eventually(SOON, "nearly all are steered", || {
+        load(&lab, Mode::KeepAlive, 1000);
+        let now = missed();
+        now - std::mem::replace(&mut before, now) < 10
+    });
+    let origin = &daemon.service().unwrap().origins[0];
+    assert!((8..=16).contains(&origin.created), "{}", origin.created);
+}
+
+#[test]
 fn blocking_clients_are_relayed_unless_all_are_to_be_steered() {
     // This client connects with a time limit, that is without blocking, and blocks from then on, as
     // PHP's do: it is enrolled, and let go when it sends.

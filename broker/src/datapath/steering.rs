@@ -189,6 +189,7 @@ struct Group {
     wanted: AtomicU64,
     weight: AtomicU64,
     span: AtomicU64,
+    missed: AtomicU64,
     service: AtomicU64,
     completed: AtomicU64,
     reused: AtomicU64,
@@ -510,6 +511,12 @@ impl Steering {
         if let Some(group) = self.groups.get(first_group) {
             group.span.store(span as u64, Relaxed);
         }
+    }
+
+    /// How many requests of a worker's service have found no idle socket.
+    #[must_use]
+    pub fn missed(&self, first_group: usize) -> u64 {
+        self.groups.get(first_group).map_or(0, |group| group.missed.load(Relaxed))
     }
 
     /// Takes what was counted in a group that no origin has any more, for the next one to start at

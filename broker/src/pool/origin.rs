@@ -338,6 +338,11 @@ impl Origins {
         self.tell_span();
     }
 
+    /// How many requests the kernel had no idle socket for.
+    pub(super) fn missed(&self) -> u64 {
+        self.steer.as_ref().map_or(0, Steer::missed)
+    }
+
     /// The kernel looks at no places behind the last one that is taken.
     fn tell_span(&self) {
         if let Some(steer) = &self.steer {

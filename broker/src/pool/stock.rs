@@ -48,6 +48,11 @@ impl Steer {
     pub(super) fn set_span(&self, span: usize) {
         self.steering.set_span(self.first_group, span.min(self.places));
     }
+
+    /// How many requests have found no idle socket.
+    pub(super) fn missed(&self) -> u64 {
+        self.steering.missed(self.first_group)
+    }
 }
 
 /// One origin's sockets that are, or may be, left to the kernel.
