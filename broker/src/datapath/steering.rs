@@ -5,12 +5,15 @@
 //! [`Word`] says whose it is. Programs and daemon change words by compare-and-swap only, as
 //! [`broker_ebpf::phase`] allows it. Reads and swaps cost no system call.
 
+mod layout;
+mod memory;
+
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -21,192 +24,16 @@ use aya::maps::{
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya_obj::generated::bpf_map_type;
 use broker_ebpf::abi::{
-    self, BUCKETS, BUSY, Client, EVENTS_BYTES, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Settled, Tally,
-    WHY_COUNT, name,
+    self, BUSY, Client, EVENTS_BYTES, REQUEST_BYTES_MAX, Settled, Tally, WHY_COUNT, name,
 };
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::WhyNot;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::config::{Affinity, Config, Protocol, Route, Service, Steer};
+pub use self::layout::{Layout, Owner};
+pub use self::memory::SteeredOrigin;
+use self::memory::{Group, Slot};
 use crate::sys::{self, Mapped, Shared};
-
-/// Slots of all workers and origins together; the programs' memory grows with them (3 KB each).
-const SLOTS_MAX: usize = 16_384;
-
-/// How many origins of a service can be steered to at a time if discovery says which there are.
-/// Those beyond are the daemon's alone.
-const DISCOVERED_MAX: usize = 64;
-
-/// How slots are shared out: to groups, one for each worker and place of a steered service, and a
-/// spare one to try steering out. A place is an origin's for as long as it has sockets there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
-    services: Vec<Option<ServiceGroups>>,
-    workers: usize,
-    groups: usize,
-    group_slots: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ServiceGroups {
-    first: usize,
-    places: usize,
-}
-
-/// Whose a slot is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// Position of the service in the configuration.
-    pub service: usize,
-    /// The worker.
-    pub worker: usize,
-    /// The place of the origin among the worker's.
-    pub place: usize,
-}
-
-impl Layout {
-    /// The layout for a configuration; `None` if nothing in it can be steered.
-    #[must_use]
-    pub fn new(config: &Config) -> Option<Self> {
-        let workers = config.workers.get();
-        let mut groups = 0;
-        let services = config.services.iter().map(|service| {
-            is_steerable(service).then(|| {
-                let places = if service.discovery.is_some() {
-                    DISCOVERED_MAX
-                } else {
-                    service.origins.len()
-                };
-                let first = groups;
-                groups += workers * places;
-                ServiceGroups { first, places }
-            })
-        });
-        let services: Vec<_> = services.collect();
-        // With very many origins each gets few slots, or none: such a fleet wants subsets.
-        let group_slots = (SLOTS_MAX / (groups + 1)).min(GROUP_SLOTS_MAX);
-        (groups > 0 && group_slots > 0).then_some(Self { services, workers, groups, group_slots })
-    }
-
-    /// The layout to try steering out, for no service at all.
-    #[must_use]
-    pub fn trial() -> Self {
-        Self { services: Vec::new(), workers: 1, groups: 0, group_slots: 1 }
-    }
-
-    /// The group of a service's first place in a worker; the others follow.
-    #[must_use]
-    pub fn first_group(&self, service: usize, worker: usize) -> Option<usize> {
-        let groups = (*self.services.get(service)?)?;
-        Some(groups.first + worker * groups.places)
-    }
-
-    /// How many origins of a service can be steered to.
-    #[must_use]
-    pub fn places(&self, service: usize) -> usize {
-        self.services.get(service).copied().flatten().map_or(0, |groups| groups.places)
-    }
-
-    /// Whose a slot is.
-    #[must_use]
-    pub fn owner(&self, slot: usize) -> Option<Owner> {
-        let group = slot / self.group_slots;
-        self.services.iter().enumerate().find_map(|(service, groups)| {
-            let groups = (*groups)?;
-            let at = group.checked_sub(groups.first)?;
-            let (worker, place) = (at / groups.places, at % groups.places);
-            (worker < self.workers).then_some(Owner { service, worker, place })
-        })
-    }
-
-    /// The group that no service has.
-    #[must_use]
-    pub fn spare_group(&self) -> usize {
-        self.groups
-    }
-
-    /// How many groups there are.
-    #[must_use]
-    pub fn groups(&self) -> usize {
-        self.groups + 1
-    }
-
-    /// Slots of each group.
-    #[must_use]
-    pub fn group_slots(&self) -> usize {
-        self.group_slots
-    }
-
-    /// How many slots there are.
-    #[must_use]
-    pub fn slots(&self) -> usize {
-        self.groups() * self.group_slots
-    }
-}
-
-/// Whether any client of a service may be steered.
-fn is_steerable(service: &Service) -> bool {
-    service.steer != Steer::Relay
-        && !service.intercept.is_empty()
-        && service.protocol == (Protocol::Http1 { affinity: Affinity::Exchange })
-        && service.route == Route::Balance
-}
-
-/// [`abi::Slot`], as several parties see it at a time.
-#[repr(C)]
-struct Slot {
-    word: AtomicU64,
-    cookie: AtomicU64,
-    started_ns: AtomicU64,
-    idle_since_ns: AtomicU64,
-    remaining: AtomicU32,
-    exchanges: AtomicU32,
-    uses_left: AtomicU32,
-    origin_idle_s: AtomicU32,
-    request_len: AtomicU32,
-    worker: AtomicU32,
-    head_only: AtomicU8,
-    ended: AtomicU8,
-    in_step: AtomicU8,
-    zero: AtomicU8,
-    next_seq: AtomicU32,
-}
-
-const _: () = assert!(size_of::<Slot>() == size_of::<abi::Slot>());
-
-#[expect(unsafe_code, reason = "a statement about its fields")]
-// SAFETY: atomics only.
-unsafe impl Shared for Slot {}
-
-/// [`abi::Group`], as several parties see it at a time.
-#[repr(C)]
-struct Group {
-    idle: AtomicU64,
-    active: AtomicU64,
-    relay_active: AtomicU64,
-    eligible: AtomicU64,
-    wanted: AtomicU64,
-    weight: AtomicU64,
-    span: AtomicU64,
-    missed: AtomicU64,
-    service: AtomicU64,
-    completed: AtomicU64,
-    reused: AtomicU64,
-    taken_over: AtomicU64,
-    clients_gone: AtomicU64,
-    request_bytes: AtomicU64,
-    response_bytes: AtomicU64,
-    status: [AtomicU64; 8],
-    latency_us_sum: AtomicU64,
-    latency_us: [AtomicU64; BUCKETS],
-}
-
-const _: () = assert!(size_of::<Group>() == size_of::<abi::Group>());
-
-#[expect(unsafe_code, reason = "a statement about its fields")]
-// SAFETY: atomics only.
-unsafe impl Shared for Group {}
 
 /// What the daemon sets when it puts a socket into a slot.
 #[derive(Clone, Copy, Debug)]
@@ -232,27 +59,6 @@ pub struct Noted {
     pub origin_idle: Option<Duration>,
     /// Whether the origin has ended its side.
     pub ended: bool,
-}
-
-/// What the kernel carried for one origin of a worker.
-#[derive(Clone, Debug, Default)]
-pub struct SteeredOrigin {
-    /// Exchanges completed.
-    pub completed: u64,
-    /// Exchanges begun on a socket that had served another before.
-    pub reused: u64,
-    /// Exchanges that the daemon took over at the first bytes of their response.
-    pub taken_over: u64,
-    /// Segments for clients that had left.
-    pub clients_gone: u64,
-    /// Bytes of requests.
-    pub request_bytes: u64,
-    /// Bytes of responses.
-    pub response_bytes: u64,
-    /// Responses by the first digit of their status.
-    pub status: [u64; 8],
-    /// Times from request to first response byte, in buckets of microseconds.
-    pub latency_us: Vec<u64>,
 }
 
 /// What the kernel carried so far.
@@ -294,7 +100,7 @@ impl Steering {
     pub(super) fn new(layout: Layout, programs: &mut Ebpf) -> Result<Self, MapError> {
         let mut events: ArrayOfMaps<_, RingBuf<MapData>> = take(programs, name::EVENTS)?;
         let mut queues = Vec::new();
-        for worker in 0..layout.workers {
+        for worker in 0..layout.workers() {
             let queue = new_queue()?;
             events.set(index(worker), &queue, 0)?;
             queues.push(Some(queue));
@@ -318,7 +124,7 @@ impl Steering {
             _events: events,
             layout,
         };
-        for (service, _) in steering.layout.services.iter().enumerate() {
+        for service in 0..steering.layout.services() {
             for group in steering.groups_of(service) {
                 group.service.store(service as u64, Relaxed);
             }
@@ -460,7 +266,7 @@ impl Steering {
             if idle == 0 {
                 return None;
             }
-            let slot = group * self.layout.group_slots + idle.trailing_zeros() as usize;
+            let slot = group * self.layout.group_slots() + idle.trailing_zeros() as usize;
             if self.take_back(slot) {
                 return Some(slot);
             }
@@ -652,7 +458,7 @@ impl Steering {
         };
         Carried {
             groups: (0..self.layout.spare_group()).map(group).collect(),
-            not_steered: (0..self.layout.services.len()).map(not_steered).collect(),
+            not_steered: (0..self.layout.services()).map(not_steered).collect(),
         }
     }
 
@@ -661,9 +467,7 @@ impl Steering {
     }
 
     fn groups_of(&self, service: usize) -> impl Iterator<Item = &Group> {
-        let groups = self.layout.services.get(service).copied().flatten();
-        let range = groups.map_or(0..0, |g| g.first..g.first + self.layout.workers * g.places);
-        range.filter_map(|group| self.groups.get(group))
+        self.layout.groups_of(service).filter_map(|group| self.groups.get(group))
     }
 
     fn slot(&self, slot: usize) -> io::Result<&Slot> {
@@ -671,60 +475,11 @@ impl Steering {
     }
 
     fn group_of(&self, slot: usize) -> Option<&Group> {
-        self.groups.get(slot / self.layout.group_slots)
+        self.groups.get(slot / self.layout.group_slots())
     }
 
     fn bit(&self, slot: usize) -> u64 {
-        1 << (slot % self.layout.group_slots)
-    }
-}
-
-impl SteeredOrigin {
-    /// Both together.
-    #[must_use]
-    pub fn plus(mut self, other: &Self) -> Self {
-        self.completed += other.completed;
-        self.reused += other.reused;
-        self.taken_over += other.taken_over;
-        self.clients_gone += other.clients_gone;
-        self.request_bytes += other.request_bytes;
-        self.response_bytes += other.response_bytes;
-        self.status.iter_mut().zip(&other.status).for_each(|(sum, n)| *sum += n);
-        self.latency_us.resize(BUCKETS, 0);
-        self.latency_us.iter_mut().zip(&other.latency_us).for_each(|(sum, n)| *sum += n);
-        self
-    }
-}
-
-impl Group {
-    /// Sets what is counted to zero.
-    fn forget(&self) {
-        let counters = [
-            &self.completed,
-            &self.reused,
-            &self.taken_over,
-            &self.clients_gone,
-            &self.request_bytes,
-            &self.response_bytes,
-            &self.latency_us_sum,
-        ];
-        for counter in counters.into_iter().chain(&self.status).chain(&self.latency_us) {
-            counter.store(0, Relaxed);
-        }
-    }
-
-    fn carried(&self) -> SteeredOrigin {
-        let get = |counter: &AtomicU64| counter.load(Relaxed);
-        SteeredOrigin {
-            completed: get(&self.completed),
-            reused: get(&self.reused),
-            taken_over: get(&self.taken_over),
-            clients_gone: get(&self.clients_gone),
-            request_bytes: get(&self.request_bytes),
-            response_bytes: get(&self.response_bytes),
-            status: std::array::from_fn(|i| get(&self.status[i])),
-            latency_us: self.latency_us.iter().map(get).collect(),
-        }
+        1 << (slot % self.layout.group_slots())
     }
 }
 
