@@ -163,6 +163,38 @@ fn an_origin_that_dies_in_mid_response_ends_its_client_and_no_other() {
     assert_eq!(daemon.service().unwrap().origin_failed, 1);
 }
 
+#[test]
+fn what_is_left_of_an_exchange_of_the_daemon_reaches_no_steered_client() {
+    let lab = Lab::new(1).unwrap();
+    let origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
+        let mut before = None;
+        while let Some(request) = peer.request()? {
+            // Comes while the next request is on its way already.
+            if let Some(before) = before.replace(request.target().to_owned()) {
+                peer.send(format!("LEFT OF {before}\r\n"))?;
+            }
+            peer.respond(request.target())?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    let config = format!(
+        "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\nsteer = \"kernel\"\n\
+         intercept = [\"origins\"]\norigins = {}\n[service.pool]\nprewarm = 1\n",
+        addresses(&lab.all_origins())
+    );
+    let daemon = Daemon::start(&lab, &config).unwrap();
+    let mut relayed = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    relayed.send("GET /relayed HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+    assert_eq!(relayed.response().unwrap().text(), "/relayed");
+    let mut steered = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    assert_eq!(steered.get("/steered").unwrap().text(), "/steered");
+    // It was sent behind the first one, on the socket that both the kernel and the daemon had had.
+    assert_eq!(origin.connection(0).received_text().matches("GET ").count(), 2);
+    let service = daemon.service().unwrap();
+    assert_eq!((service.retries, service.not_steered["odd"]), (1, 1));
+}
+
 /// A body in which every place is different.
 fn numbered(len: usize) -> String {
     (0..len / 8).flat_map(|n| format!("{n:08}").into_bytes()).map(char::from).collect()

@@ -189,10 +189,7 @@ impl Steering {
         let place = self.slot(slot)?;
         let cookie = sys::socket_cookie(socket)?;
         place.cookie.store(cookie, Relaxed);
-        place.exchanges.store(saturated(life.exchanges), Relaxed);
-        place.uses_left.store(saturated(life.uses_left), Relaxed);
-        let idle_s = life.origin_idle.map_or(0, |idle| idle.as_secs());
-        place.origin_idle_s.store(saturated(idle_s), Relaxed);
+        place.set_life(life);
         place.worker.store(index(worker), Relaxed);
         place.ended.store(0, Relaxed);
         place.in_step.store(0, Relaxed);
@@ -205,6 +202,13 @@ impl Steering {
             return Err(map_error(e));
         }
         Ok(cookie)
+    }
+
+    /// Notes what a socket that is the daemon's has been through since it was last offered.
+    pub fn set_life(&self, slot: usize, life: &Lifetime) {
+        if let Some(place) = self.slots.get(slot) {
+            place.set_life(life);
+        }
     }
 
     /// Takes an open socket that is the daemon's out of the programs' reach.
@@ -491,10 +495,6 @@ pub fn now() -> Duration {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn saturated(number: u64) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 fn index(number: usize) -> u32 {

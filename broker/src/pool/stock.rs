@@ -201,13 +201,20 @@ impl Stock {
         requests_max: u64,
         idle_for: Duration,
     ) -> Published {
-        if connection.attached.is_none() {
-            connection.attached = self.attach(&connection, requests_max);
+        let life = Lifetime {
+            exchanges: connection.life.exchanges,
+            uses_left: requests_max.saturating_sub(connection.life.exchanges),
+            origin_idle: connection.life.origin_idle,
+        };
+        let steering = &self.steer.steering;
+        match &connection.attached {
+            // It has served the daemon's exchanges meanwhile.
+            Some(attached) => steering.set_life(attached.slot, &life),
+            None => connection.attached = self.attach(&connection, &life),
         }
         let Some(slot) = connection.attached.as_ref().map(|a| a.slot) else {
             return Published::NoPlace(connection);
         };
-        let steering = &self.steer.steering;
         // What happens from here on is seen by the programs, and not by the event loop.
         connection.stream.leave_event_loop();
         let word = steering.word(slot);
@@ -249,7 +256,7 @@ impl Stock {
         offered && silent && kept
     }
 
-    fn attach(&self, connection: &Connection, requests_max: u64) -> Option<Attached> {
+    fn attach(&self, connection: &Connection, life: &Lifetime) -> Option<Attached> {
         let steering = &self.steer.steering;
         let slots = steering.layout().group_slots();
         let used = self.used.get();
@@ -258,14 +265,9 @@ impl Stock {
             return None;
         }
         let slot = self.group * slots + free;
-        let life = Lifetime {
-            exchanges: connection.life.exchanges,
-            uses_left: requests_max.saturating_sub(connection.life.exchanges),
-            origin_idle: connection.life.origin_idle,
-        };
         let socket = connection.stream.as_fd();
         let cookie = steering
-            .attach(slot, self.steer.worker, socket, &life)
+            .attach(slot, self.steer.worker, socket, life)
             .inspect_err(|error| tracing::debug!(%error, "an origin socket stays the daemon's"))
             .ok()?;
         let bit = 1 << free;

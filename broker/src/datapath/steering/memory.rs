@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use broker_ebpf::abi::{self, BUCKETS};
 
+use super::Lifetime;
 use crate::sys::Shared;
 
 /// [`abi::Slot`], as several parties see it at a time.
@@ -97,6 +98,17 @@ impl SteeredOrigin {
         self.latency_us.resize(BUCKETS, 0);
         self.latency_us.iter_mut().zip(&other.latency_us).for_each(|(sum, n)| *sum += n);
         self
+    }
+}
+
+impl Slot {
+    /// Notes what its socket has been through.
+    pub(super) fn set_life(&self, life: &Lifetime) {
+        let saturated = |number| u32::try_from(number).unwrap_or(u32::MAX);
+        self.exchanges.store(saturated(life.exchanges), Relaxed);
+        self.uses_left.store(saturated(life.uses_left), Relaxed);
+        let idle_s = life.origin_idle.map_or(0, |idle| idle.as_secs());
+        self.origin_idle_s.store(saturated(idle_s), Relaxed);
     }
 }
 
