@@ -24,6 +24,8 @@ pub enum TunnelEnd {
     Quiet,
     /// [`Tunnel::ends_when_silent_for`] has passed.
     Silent,
+    /// What the origin sent does not begin as [`Tunnel::expected`]. The client has got none of it.
+    Unexpected,
     /// The client's connection broke, or it stalled.
     ClientBroke,
     /// The origin's connection broke, or it stalled.
@@ -47,6 +49,9 @@ pub struct Tunnel<'a> {
     pub quiet: Option<(&'a RefCell<Quiet>, Duration)>,
     /// Ends the tunnel in order, where nobody else would.
     pub ends_when_silent_for: Option<Duration>,
+    /// How the origin's bytes must begin. On a socket that has served others before, they may be left
+    /// of an exchange of theirs.
+    pub expected: &'static [u8],
 }
 
 /// Which way bytes flow.
@@ -112,18 +117,36 @@ impl Tunnel<'_> {
                 self.timeouts.client_stall,
             ),
         };
+        let expected = if direction == Direction::Down { self.expected } else { &[] };
+        // How much of it has come. It is not passed on before all of it has.
+        let mut begun = 0;
         loop {
             self.readable(from, from_broke, shared).await?;
             let mut buffer = self.buffers.large();
-            let n = match from.try_recv(&mut buffer) {
+            let held = if begun < expected.len() { begun } else { 0 };
+            let n = match from.try_recv(&mut buffer[held..]) {
                 Ok(n) => n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
                 Err(_) => return Err(from_broke),
             };
+            if n == 0 && held > 0 {
+                return Err(TunnelEnd::Unexpected);
+            }
             if n == 0 {
                 return self.end(direction, shared).await;
             }
             self.count(direction, n, shared);
+            let n = held + n;
+            if begun < expected.len() {
+                buffer[..held].copy_from_slice(&expected[..held]);
+                begun = n.min(expected.len());
+                if buffer[..begun] != expected[..begun] {
+                    return Err(TunnelEnd::Unexpected);
+                }
+                if begun < expected.len() {
+                    continue;
+                }
+            }
             if direction == Direction::Down {
                 shared.delivering.set(true);
             }

@@ -98,6 +98,14 @@ fn check_stale_socket(junk: &'static [&'static str]) {
     for (request, status) in [
         ("GET /mine HTTP/1.1\r\nHost: test\r\n\r\n", 200),
         ("POST /mine HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\nhi", 502),
+        ("GET /mine HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", 200),
+        // What cannot be read with certainty passes unread, but not before that.
+        ("GET /mine HTTP/1.1\r\nHost: test\r\nX: a\r\n folded\r\n\r\n", 502),
+        (
+            "POST /mine HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\
+             Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            502,
+        ),
     ] {
         let setup = Setup::http(move |peer| {
             while let Some(request) = peer.request()? {

@@ -619,7 +619,7 @@ impl Exchanging<'_> {
             lease.settle(Verdict::Close(CloseReason::ClientGone), None);
             return After::Abort;
         }
-        let end = self.pass(inbox, &mut lease, ends_when_silent_for).await;
+        let end = self.pass(inbox, &mut lease, ends_when_silent_for, &[]).await;
         lease.settle(exchange.verdict(), None);
         end
     }
@@ -645,7 +645,10 @@ impl Exchanging<'_> {
         }
         // Whatever it is, it is no reason to hold a socket for as long as a tunnel may be idle.
         let silence = self.context.timeouts.client_stall;
-        let end = self.pass(inbox, &mut lease, Some(silence)).await;
+        // There is no telling whether what comes answers this request. What cannot be a response does
+        // not, and is left of somebody else's exchange if there was one.
+        let expected = if lease.is_reused() { RESPONSE_BEGINS } else { &[] };
+        let end = self.pass(inbox, &mut lease, Some(silence), expected).await;
         lease.settle(Verdict::Close(reason), None);
         end
     }
@@ -655,6 +658,7 @@ impl Exchanging<'_> {
         inbox: &mut Inbox,
         lease: &mut Lease,
         ends_when_silent_for: Option<Duration>,
+        expected: &'static [u8],
     ) -> After {
         let tunnel = Tunnel {
             client: self.client,
@@ -664,6 +668,7 @@ impl Exchanging<'_> {
             metrics: &self.context.metrics,
             quiet: None,
             ends_when_silent_for,
+            expected,
         };
         let end = tunnel.run(inbox.bytes()).await;
         inbox.consume(inbox.bytes().len());
@@ -677,6 +682,10 @@ impl Exchanging<'_> {
             TunnelEnd::OriginBroke => {
                 self.context.metrics.origin_failed.inc();
                 After::Abort
+            }
+            TunnelEnd::Unexpected => {
+                self.context.metrics.origin_failed.inc();
+                self.refuse(Failure::NoResponse, false).await
             }
         }
     }

@@ -39,6 +39,7 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
             OpaqueReuse::Never => None,
         },
         ends_when_silent_for: None,
+        expected: &[],
     }
     .run(&[])
     .await;
@@ -46,7 +47,9 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
     let verdict = match end {
         TunnelEnd::Quiet if lease.is_silent() => Verdict::Return,
         TunnelEnd::Quiet => Verdict::Close(CloseReason::Unsolicited),
-        TunnelEnd::Closed | TunnelEnd::Silent => Verdict::Close(CloseReason::NoBoundary),
+        TunnelEnd::Closed | TunnelEnd::Silent | TunnelEnd::Unexpected => {
+            Verdict::Close(CloseReason::NoBoundary)
+        }
         TunnelEnd::ClientBroke => {
             context.metrics.clients_gone.inc();
             // Nor must the origin take a request that was cut off for a complete one.
