@@ -16,6 +16,8 @@ const LOOPBACK_V6: [u32; 4] = words([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 
 /// `TCP_ESTABLISHED` of the kernel.
 pub const TCP_ESTABLISHED: u32 = 1;
+/// `TCP_FIN_WAIT1` of the kernel.
+pub const TCP_FIN_WAIT1: u32 = 4;
 /// `TCP_CLOSE` of the kernel.
 pub const TCP_CLOSE: u32 = 7;
 

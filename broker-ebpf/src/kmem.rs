@@ -30,6 +30,14 @@ pub fn file_flags(sk: *mut bpf_sock) -> Option<u32> {
     member::<u32>(file, offsets.file_flags)
 }
 
+/// Whether the application has ended its side of the connection, and still listens.
+#[inline(always)]
+pub fn is_half_closed(sk: *mut bpf_sock) -> Option<bool> {
+    /// `SEND_SHUTDOWN` of the kernel; closing a socket sets `RCV_SHUTDOWN`, too.
+    const SEND_SHUTDOWN: u8 = 2;
+    Some(of_socket::<u8>(sk, OFFSETS.load().sock_shutdown)? == SEND_SHUTDOWN)
+}
+
 /// Whether the application has read all that was redirected to the socket at this address.
 #[inline(always)]
 pub fn has_read_redirected(sk: u64) -> Option<bool> {

@@ -278,6 +278,10 @@ fn client_changed(sk: *mut bpf_sock, tcp_state: u32) {
     if tcp_state != flow::TCP_ESTABLISHED && steered.served != 0 {
         slots::client_left(steered.slot, steered.cookie);
     }
+    // It waits for our end, and nothing else would tell the daemon soon.
+    if tcp_state == flow::TCP_FIN_WAIT1 && kmem::is_half_closed(sk) == Some(true) {
+        tell(steered.route % WORKERS_MAX as u32, EventKind::Client, 0, steered.cookie);
+    }
     if tcp_state == flow::TCP_CLOSE {
         let _absent = CLIENTS.remove(steered.cookie);
     }

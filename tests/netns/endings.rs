@@ -10,12 +10,15 @@ use crate::support::{SOON, addresses};
 
 /// Each client asks for one to three responses on a connection and reads on until it ends: in blocking
 /// calls, or when epoll says so, level- or edge-triggered. `idle` ends connections by the broker's time
-/// limit, and some requests are sent about then; `stop` waits for the end of the daemon.
+/// limit, and some requests are sent about then; `stop` waits for the end of the daemon; with `half`
+/// clients end their side first, before the last response has come, or after that.
 const CLIENTS: &str = r#"
 import os, random, select, socket, sys, threading, time
 address, how = (sys.argv[1], int(sys.argv[2])), sys.argv[3]
-CLIENTS, ROUNDS, PATIENCE = 24, 8 if how == "idle" else 1, 30
-answered, wrong = threading.Semaphore(0), []
+CLIENTS, ROUNDS, PATIENCE = 24, {"idle": 8, "half": 40, "stop": 1}[how], 30
+# A blocking reader in the kernel's map is told EAGAIN when its connection changes state.
+KINDS = ("level", "edge") if how == "half" else ("blocking", "level", "edge")
+answered, well, wrong = threading.Semaphore(0), [], []
 
 class Ended(Exception): pass
 
@@ -55,8 +58,8 @@ def response(read, got, wanted):
 def connection(kind, name):
     s = socket.create_connection(address, timeout=PATIENCE)
     read, left = reader(kind, s), b""
-    late = False
-    for n in range(random.randrange(1, 4)):
+    requests, early = random.randrange(1, 4), random.random() < 0.5
+    for n in range(requests):
         if n:
             late = how == "idle" and random.random() < 0.5
             time.sleep(random.uniform(0.19, 0.24) if late else random.uniform(0, 0.01))
@@ -64,20 +67,24 @@ def connection(kind, name):
         try:
             path = random.choice([b"/echo", b"/128", b"/64k"])
             s.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: test\r\nX-Request-Id: " + wanted + b"\r\n\r\n")
+            if how == "half" and early and n == requests - 1: s.shutdown(socket.SHUT_WR)
             left = response(read, left, wanted)
         except (Ended, ConnectionError):
-            if late: return
+            # Where the processor is busy any request may be late.
+            if how == "idle": return
             raise
         assert not left, left
     answered.release()
+    if how == "half" and not early: s.shutdown(socket.SHUT_WR)
     got = read()
     assert not got, f"after the last response: {got!r}"
     time.sleep(0.02)
     s.setblocking(False)
     assert not s.recv(65536), "after the end"
+    well.append(name)
 
 def client(i):
-    kind = ("blocking", "level", "edge")[i % 3]
+    kind = KINDS[i % len(KINDS)]
     for n in range(ROUNDS):
         try: connection(kind, f"id-{i}-{n}")
         except BaseException as e: wrong.append(f"{kind}: {e!r}")
@@ -88,6 +95,7 @@ if how == "stop":
     for _ in range(CLIENTS): answered.acquire()
     print("all answered", flush=True)
 for t in threads: t.join()
+if len(well) < CLIENTS * ROUNDS / 4: wrong.append(f"{len(well)} connections have lasted to their end")
 print("\n".join(wrong) or "all ended well")
 "#;
 
@@ -145,5 +153,18 @@ fn clients_of_a_daemon_that_stops_get_everything_and_then_the_end() {
         assert!(daemon.service().unwrap().steered > 0);
         daemon.stop().unwrap();
         assert_well_ended(clients);
+    }
+}
+
+#[test]
+fn clients_that_end_their_side_get_everything_and_then_the_end() {
+    for steer in ["kernel", "auto"] {
+        let lab = Lab::new(1).unwrap();
+        let _origin = nginx::origin(&lab, 0).unwrap();
+        let daemon = daemon(&lab, steer, "1m");
+        let _hogs = hogs();
+        assert_well_ended(clients(&lab, "half"));
+        let service = daemon.service().unwrap();
+        assert!(service.steered * 4 > service.exchanges, "{steer}: {:?}", service.not_steered);
     }
 }

@@ -456,6 +456,7 @@ impl Known {
                 socket_file: offset("socket", "file"),
                 file_flags: offset("file", "f_flags"),
                 sock_user_data: offset("sock", "sk_user_data"),
+                sock_shutdown: offset("sock", "sk_shutdown"),
                 psock_ingress_skb: offset("sk_psock", "ingress_skb"),
                 psock_ingress_msg: offset("sk_psock", "ingress_msg"),
                 skb_head_qlen: offset("sk_buff_head", "qlen"),
@@ -498,6 +499,7 @@ impl Known {
             tcp_copied_seq,
             tcp_write_seq,
             tcp_bytes_received,
+            sock_shutdown,
             ..
         } = self.offsets;
         let knows = |offsets: &[u32]| !offsets.contains(&UNKNOWN_OFFSET);
@@ -508,6 +510,10 @@ impl Known {
             (
                 knows(&[tcp_rcv_nxt, tcp_copied_seq, tcp_write_seq, tcp_bytes_received]),
                 "a client stays with the daemon once that has served it",
+            ),
+            (
+                knows(&[sock_shutdown]),
+                "a steered client that half-closes waits a while for the end",
             ),
         ];
         needs.into_iter().filter(|(known, _)| !known).map(|(_, loss)| loss).collect()
