@@ -239,6 +239,8 @@ struct Connection<'a> {
     exchange: Option<Exchange>,
     /// Ends then if there is no request before.
     idle_end: Option<(Instant, How)>,
+    /// The next request gets junk.
+    stray: bool,
 }
 
 /// A request whose head has come, and its response.
@@ -276,6 +278,7 @@ impl<'a> Connection<'a> {
             head: Vec::new(),
             exchange: None,
             idle_end: None,
+            stray: false,
         }
     }
 
@@ -358,6 +361,12 @@ impl<'a> Connection<'a> {
     /// Takes what belongs to the head of the next request; gives back the rest.
     fn take_head<'b>(&mut self, bytes: &'b [u8], now: Instant) -> Result<&'b [u8], Over> {
         self.idle_end = None;
+        if self.stray {
+            self.shared.ledger.end(self.service, now);
+            // To a client of the broker that has gone meanwhile, perhaps.
+            send(self.socket.as_raw_fd(), JUNK, MsgFlags::MSG_NOSIGNAL).ok();
+            return Err(Over);
+        }
         let before = self.head.len();
         self.head.extend_from_slice(bytes);
         let from = before.saturating_sub(3);
@@ -466,6 +475,10 @@ impl<'a> Connection<'a> {
             End::Quiet => {
                 self.shared.ledger.end(self.service, now);
                 Err(Over)
+            }
+            End::Stray => {
+                self.stray = true;
+                Ok(true)
             }
             End::Idle(how, ms) => {
                 let at = now + Duration::from_millis(ms.into());

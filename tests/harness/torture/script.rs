@@ -189,12 +189,13 @@ fn misbehave(spec: &mut Spec, random: &mut Random) {
     let how = random.pick(&[How::Fin, How::Rst]);
     let idle_ms = small(random.below(20));
     spec.end = random.weighted(&[
-        (End::Keep, 920),
+        (End::Keep, 912),
         (End::Announced, 15),
         (End::Quiet, 12),
         (End::Idle(how, idle_ms), 20),
         (End::Poison, 9),
         (End::Junk, 4),
+        (End::Stray, 8),
         (End::Before(how), 7),
         (End::Mid(how, 0), 13),
     ]);

@@ -646,7 +646,7 @@ impl<'a> Session<'a> {
     /// What to think of an answer that is the broker's own.
     fn refused(&self, spec: &Spec, reason: &str) -> Outcome {
         let runs = self.shared.ledger.runs(spec.id);
-        if reason == "origin_failed" {
+        if matches!(reason, "origin_failed" | "no_response") {
             match spec.end {
                 End::Mid(..) if runs > 0 => {
                     return Outcome::Allowed("the origin died in the middle of the response");

@@ -110,6 +110,9 @@ pub(super) enum End {
     Poison,
     /// The same with bytes that are no response.
     Junk,
+    /// Such bytes come when the next request is there already, whose ever it is, and instead of a
+    /// response to it.
+    Stray,
     /// It ends instead of the response, but only when the request runs for the first time.
     Before(How),
     /// It ends after so many bytes of the response.
@@ -254,6 +257,7 @@ impl Spec {
             End::Quiet => flag(format_args!("zq")),
             End::Poison => flag(format_args!("zp")),
             End::Junk => flag(format_args!("zj")),
+            End::Stray => flag(format_args!("zs")),
             End::Idle(How::Fin, ms) => flag(format_args!("zif{ms}")),
             End::Idle(How::Rst, ms) => flag(format_args!("zir{ms}")),
             End::Before(How::Fin) => flag(format_args!("zbf")),
@@ -316,6 +320,7 @@ impl Spec {
             "zq" => self.end = End::Quiet,
             "zp" => self.end = End::Poison,
             "zj" => self.end = End::Junk,
+            "zs" => self.end = End::Stray,
             "zif" => self.end = End::Idle(How::Fin, number.parse().ok()?),
             "zir" => self.end = End::Idle(How::Rst, number.parse().ok()?),
             "zbf" => self.end = End::Before(How::Fin),
@@ -458,6 +463,7 @@ mod tests {
             fin(End::Quiet),
             fin(End::Poison),
             fin(End::Junk),
+            fin(End::Stray),
             fin(End::Idle(How::Fin, 0)),
             fin(End::Before(How::Fin)),
         ] {
