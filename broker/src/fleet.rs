@@ -272,7 +272,8 @@ impl Place {
             if status.errors.get(part) == Some(&text) {
                 return false;
             }
-            tracing::warn!(part, error = text, "gateway index: keeping what is known");
+            let known = status.identity.map_or("none is known yet", |_| "keeping the last one");
+            tracing::warn!(part, error = text, "gateway index: {known}");
             status.errors.insert(part, text);
             true
         });

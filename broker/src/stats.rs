@@ -185,6 +185,8 @@ pub struct OriginMetrics {
     /// Reused sockets that failed before the first response byte, and whose request went to
     /// another socket.
     pub retried: Counter,
+    /// Responses with a status of 500 or above, whether they were passed on or not.
+    pub responses_5xx: Counter,
 }
 
 impl OriginMetrics {

@@ -268,7 +268,7 @@ fn origins(text: &mut Text, services: &[ServiceSnapshot]) {
             listed.chain(forgotten).map(|(origin, totals)| (&*service.name, origin, totals))
         })
         .collect();
-    let plain: [(&str, &str, Value); 4] = [
+    let plain: [(&str, &str, Value); 5] = [
         ("broker_origin_connections_created_total", "Handshakes paid.", |o| o.created),
         (
             "broker_origin_connections_reused_total",
@@ -282,6 +282,11 @@ fn origins(text: &mut Text, services: &[ServiceSnapshot]) {
             "broker_origin_retries_total",
             "Requests repeated because a reused socket was dead.",
             |o| o.retried,
+        ),
+        (
+            "broker_origin_responses_5xx_total",
+            "Responses with a status of 500 or above, whether they were passed on or not.",
+            |o| o.responses_5xx,
         ),
     ];
     for (name, help, value) in plain {

@@ -1,5 +1,7 @@
 //! When a request is tried on another socket: `[service.retries]`.
 
+use std::fmt;
+
 /// What failures lead to a retry, and how many retries there may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Retries {
@@ -40,8 +42,15 @@ impl Condition {
 }
 
 /// A set of conditions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Conditions([bool; Condition::ALL.len()]);
+
+impl fmt::Debug for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Condition::ALL.iter().filter(|(_, condition)| self.contains(*condition));
+        f.debug_set().entries(named.map(|(name, _)| name)).finish()
+    }
+}
 
 impl Conditions {
     /// Whether it is one of them.

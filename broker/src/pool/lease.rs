@@ -162,6 +162,9 @@ impl Conduct {
     #[must_use]
     pub fn responded(&self, status: u16) -> bool {
         let ejected = status >= 500 && !self.origin.is_available(clock::now());
+        if status >= 500 {
+            self.origin.metrics.responses_5xx.inc();
+        }
         self.pool.record(&self.origin, Outcome::Response(status));
         ejected && !self.pool.panics()
     }

@@ -33,6 +33,9 @@ pub struct Finding {
     pub setting: Option<String>,
 }
 
+/// One in so many exchanges that an origin answers with an error explains why clients fail.
+const ERRORS_SHARE: u64 = 20;
+
 /// Looks at a service in the order of diagnosis: is it reached, does a limit stop it, were origins
 /// ejected, is there nobody left to ask, do the origins themselves fail? `None` if there is no such
 /// service.
@@ -258,6 +261,7 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
 
 fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
     let mut fine = true;
+    let exchanges = both.rise(|s| s.exchanges);
     let unreachable = both.rise(|s| s.unreachable);
     if unreachable > 0 {
         fine = false;
@@ -286,6 +290,22 @@ fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
                     origin.address
                 ),
                 setting: (how == "timed out").then(|| "pool.connect_timeout".to_owned()),
+            });
+        }
+        let errors = origin.responses_5xx;
+        if errors > 0 {
+            fine = false;
+            let rise = errors.saturating_sub(before.map_or(0, |b| b.responses_5xx));
+            let many = rise > 0 && rise.saturating_mul(ERRORS_SHARE) >= exchanges;
+            findings.push(Finding {
+                layer: "origin",
+                weight: if many { Weight::Cause } else { Weight::Notable },
+                evidence: format!(
+                    "{}: {rise} responses just now, {errors} so far, of status 500 or above; \
+                     {exchanges} exchanges with all origins just now",
+                    origin.address
+                ),
+                setting: Some("outlier, retries.retry_on".to_owned()),
             });
         }
     }
@@ -435,6 +455,9 @@ mod tests {
         assert_eq!(layers(|s| s.origins[1].dial_refused = 4), ["origin"]);
         assert_eq!(layers(|s| s.origin_failed = 4), ["origin"]);
         assert_eq!(layers(|s| s.unreachable = 4), ["origin"]);
+        let fails =
+            |errors| layers(move |s| (s.exchanges, s.origins[1].responses_5xx) = (100, errors));
+        assert_eq!((fails(4).len(), fails(5)), (0, vec!["origin"]));
     }
 
     #[test]

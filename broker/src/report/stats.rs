@@ -344,6 +344,9 @@ fn note(totals: &OriginTotals) -> Option<String> {
     if totals.retried > 0 {
         parts.push(format!("requests repeated: {}", count(totals.retried)));
     }
+    if totals.responses_5xx > 0 {
+        parts.push(format!("responses of 500 and above: {}", count(totals.responses_5xx)));
+    }
     (!parts.is_empty()).then(|| format!("  └ {}", parts.join(" · ")))
 }
 

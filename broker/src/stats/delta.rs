@@ -130,6 +130,7 @@ fn subtract_service(now: &mut ServiceSnapshot, before: &ServiceSnapshot) {
                 dial_timed_out: t.dial_timed_out,
                 dial_failed: t.dial_failed,
                 retried: t.retried,
+                responses_5xx: t.responses_5xx,
                 steered: steered(&origin.steered, &before.steered),
                 ..origin.clone()
             };
@@ -166,6 +167,7 @@ fn totals(now: &OriginTotals, before: &OriginTotals) -> OriginTotals {
         dial_timed_out: now.dial_timed_out.saturating_sub(before.dial_timed_out),
         dial_failed: now.dial_failed.saturating_sub(before.dial_failed),
         retried: now.retried.saturating_sub(before.retried),
+        responses_5xx: now.responses_5xx.saturating_sub(before.responses_5xx),
     }
 }
 

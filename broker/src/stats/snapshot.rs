@@ -288,6 +288,9 @@ pub struct OriginSnapshot {
     pub dial_failed: u64,
     /// See [`OriginMetrics`].
     pub retried: u64,
+    /// See [`OriginMetrics`].
+    #[serde(default)]
+    pub responses_5xx: u64,
     /// What the kernel carried; part of the numbers above.
     #[serde(default)]
     pub steered: SteeredSnapshot,
@@ -360,6 +363,8 @@ pub struct OriginTotals {
     pub dial_failed: u64,
     /// See [`OriginMetrics`].
     pub retried: u64,
+    /// See [`OriginMetrics`].
+    pub responses_5xx: u64,
 }
 
 impl OriginTotals {
@@ -377,6 +382,7 @@ impl OriginTotals {
         self.dial_timed_out += metrics.dial_timed_out.get();
         self.dial_failed += metrics.dial_failed.get();
         self.retried += metrics.retried.get();
+        self.responses_5xx += metrics.responses_5xx.get();
     }
 
     /// Adds other totals.
@@ -391,6 +397,7 @@ impl OriginTotals {
         self.dial_timed_out += other.dial_timed_out;
         self.dial_failed += other.dial_failed;
         self.retried += other.retried;
+        self.responses_5xx += other.responses_5xx;
     }
 }
 
@@ -428,6 +435,7 @@ impl OriginSnapshot {
             dial_timed_out: totals.dial_timed_out,
             dial_failed: totals.dial_failed,
             retried: totals.retried,
+            responses_5xx: totals.responses_5xx,
             steered: SteeredSnapshot::default(),
         }
     }
@@ -451,6 +459,7 @@ impl OriginSnapshot {
             dial_timed_out: self.dial_timed_out,
             dial_failed: self.dial_failed,
             retried: self.retried,
+            responses_5xx: self.responses_5xx,
         }
     }
 }

@@ -45,7 +45,12 @@ pub(super) fn across_services(check: &mut Checker, services: &[Service]) {
     for (i, service) in services.iter().enumerate() {
         check.enter_service(i, &service.name);
         if let Some(first) = names.insert(&service.name, i) {
-            let rule = format!("is also the name of service #{}", first + 1);
+            let rule = match services[first].high_of {
+                Some(of) => {
+                    format!("is what the `high` of service {:?} is called", services[of].name)
+                }
+                None => format!("is also the name of service #{}", first + 1),
+            };
             check.broken("name", quoted(&service.name), rule);
         }
         for target in &service.intercept {
