@@ -661,9 +661,14 @@ pub struct Service {
     pub steer: u32,
     /// Place of its [`Gate`], plus one; 0 if it has none.
     pub gate: u32,
+    /// Slot of the service that takes the clients of its own cgroups instead, plus one; 0 if there is
+    /// none.
+    pub high: u32,
+    /// Padding, always 0.
+    pub zero: u32,
 }
 
-const _: () = assert!(size_of::<Service>() == 16 * SERVICE_CGROUPS_MAX + 16);
+const _: () = assert!(size_of::<Service>() == 16 * SERVICE_CGROUPS_MAX + 24);
 
 /// Whether a service takes connections.
 #[repr(C)]

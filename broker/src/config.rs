@@ -59,6 +59,9 @@ pub struct Service {
     /// Only processes under these cgroup v2 directories are intercepted; empty means all. At most
     /// [`broker_ebpf::abi::SERVICE_CGROUPS_MAX`], relative to the cgroup2 mount (`/system.slice/x`).
     pub cgroups: Vec<PathBuf>,
+    /// Whether [`Service::cgroups`] alone make a client one of high priority: it dials what
+    /// [`Service::high_of`] intercepts, which is [`Service::intercept`] here, too.
+    pub by_cgroup: bool,
     /// The contract for reuse.
     pub protocol: Protocol,
     /// Which origin a connection goes to.

@@ -341,9 +341,13 @@ fn intercepted_services(
         let cgroup = |path: &PathBuf| {
             kernel::cgroup_id(path).with_context(|| format!("service {:?}", service.name))
         };
+        let is_high = |s: &config::Service| s.by_cgroup && s.high_of == Some(position);
+        let high = config.services.iter().position(is_high);
         services.push(InterceptedService {
             service: u32::try_from(position)?,
-            targets: service.intercept.clone(),
+            // The service that intercepts them hands its clients over.
+            targets: if service.by_cgroup { Vec::new() } else { service.intercept.clone() },
+            high: high.map(u32::try_from).transpose()?,
             cgroups: service.cgroups.iter().map(cgroup).collect::<Result<_, _>>()?,
             keep_destination: matches!(service.route, Route::Dialled { .. })
                 || config.intercept_from_netns.is_some()

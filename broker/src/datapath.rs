@@ -26,6 +26,9 @@ pub struct InterceptedService {
     pub targets: Vec<Intercept>,
     /// cgroup v2 ids whose processes are intercepted; empty means every process.
     pub cgroups: Vec<CgroupId>,
+    /// [`InterceptedService::service`] of one that takes the processes of its own cgroups, of which it
+    /// must have some, in this one's place.
+    pub high: Option<u32>,
     /// Whether workers will ask for the [`Datapath::original_destination`] of each client.
     pub keep_destination: bool,
     /// Which clients are steered.

@@ -36,6 +36,13 @@ pub fn run(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
             "service {:?}: at most {} connections and {} waiting exchanges of its own",
             high.name, limits.max_connections, limits.max_pending
         )?;
+        if let (true, Some(first)) = (high.by_cgroup, high.high_of.map(|i| &config.services[i])) {
+            writeln!(
+                out,
+                "service {:?}: takes the processes below {:?} that dial what service {:?} intercepts",
+                high.name, high.cgroups, first.name
+            )?;
+        }
     }
     let services = services().count();
     let plural = if services == 1 { "" } else { "s" };

@@ -76,6 +76,7 @@ impl Scene {
             service: 0,
             targets: vec![target(self.lab.origin_ip(0)), target(self.lab.origin_ip6(0))],
             cgroups: Vec::new(),
+            high: None,
             keep_destination: true,
             steer: Steer::Relay,
             gate: None,

@@ -136,7 +136,8 @@ pub(super) struct High {
     pub listen: Vec<String>,
     #[serde(default)]
     pub intercept: Vec<String>,
-    /// Default: those of the service.
+    /// Default: those of the service. Without `intercept`: who is of high priority where the service
+    /// intercepts.
     #[serde(default)]
     pub cgroups: Vec<String>,
 }

@@ -166,6 +166,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         listen,
         intercept,
         cgroups,
+        by_cgroup: false,
         protocol,
         route,
         steer,

@@ -464,6 +464,20 @@ fn high_priority() {
         parsed(&intercepting("[\"origins\"]", own)).services[1].cgroups,
         [Path::new("/own")]
     );
+    // Without addresses of their own they are told by their cgroup, at those of the service.
+    let by_cgroup = "steer = \"kernel\"\ncgroups = [\"/all\"]\nhigh = { cgroups = [\"/own\"] }\n\
+                     [service.limits.high]\nrefuse = \"connect\"";
+    let config = parsed(&intercepting("[\"origins\"]", by_cgroup));
+    let [first, high] = &config.services[..] else { panic!("{config:?}") };
+    assert_eq!((first.by_cgroup, high.by_cgroup, high.steer), (false, true, first.steer));
+    assert_eq!(
+        (&high.intercept, &*high.cgroups),
+        (&first.intercept, &[std::path::PathBuf::from("/own")][..])
+    );
+    assert_eq!((high.limits.refuse, high.listen.len()), (Refuse::Connect, 0));
+    let both = "high = { listen = [\"127.0.0.1:8081\"], cgroups = [\"/own\"] }";
+    let config = parsed(&intercepting("[\"10.9.0.2:80\"]", both));
+    assert!(config.services[1].by_cgroup && config.services[1].listen.len() == 1);
     // Only those of high priority are intercepted, and so only they can be steered.
     let steered = "steer = \"kernel\"\nhigh = { intercept = [\"10.9.0.1:80\"] }\n";
     let config = parsed(&format!("{MINIMAL}{steered}"));
@@ -483,11 +497,22 @@ fn high_priority_rules() {
         "high = { cgroups = [\"/a\"] }\n[service.limits.high]\nmax_connections = 0\nrefuse = \"connect\"\n\
          [service.limits.high.high]",
         &[
-            "service \"web\": high: needs `listen` or `intercept`, or nobody is of high priority",
-            "service \"web\": high.cgroups = [\"/a\"]: restricts `high.intercept`, and there is none",
+            "service \"web\": high.cgroups = [\"/a\"]: is about connections that are intercepted, and there is neither `intercept` nor `high.intercept`",
             "service \"web\": limits.high.high: there are two priorities only",
             "service \"web\": limits.high.max_connections = 0: must be 1..=1048576",
             "service \"web\": limits.high.refuse = \"connect\": belongs to `intercept`: other clients are connected before the broker sees them",
+        ],
+    );
+    check_keys(
+        "high = { }",
+        &[
+            "service \"web\": high: needs `listen`, `intercept` or `cgroups`, or nobody is of high priority",
+        ],
+    );
+    check(
+        &intercepting("[\"10.9.0.2:80\"]", "high = { cgroups = [\"/sys/fs/cgroup/a\"] }"),
+        &[
+            "service \"i\": high.cgroups = \"/sys/fs/cgroup/a\": starts at the cgroup2 mount, as in /proc/PID/cgroup: /system.slice/php.service",
         ],
     );
     check_keys(

@@ -63,7 +63,8 @@ impl ServiceMaps {
         );
         let mut wanted = HashMap::new();
         for (slot, service) in (self.free..).zip(services) {
-            self.write_service(slot, service)
+            let high = service.high.map(|high| self.slot_of(high, services)).transpose()?;
+            self.write_service(slot, service, high)
                 .with_context(|| format!("service {}", service.service))?;
             wanted.extend(service.targets.iter().map(|t| (prefix(t), map_index(slot))));
         }
@@ -89,7 +90,19 @@ impl ServiceMaps {
         Ok(())
     }
 
-    fn write_service(&mut self, slot: usize, service: &InterceptedService) -> anyhow::Result<()> {
+    /// Where one of the new services will be.
+    fn slot_of(&self, high: u32, services: &[InterceptedService]) -> anyhow::Result<usize> {
+        let place = services.iter().position(|s| s.service == high && !s.cgroups.is_empty());
+        let place = place.with_context(|| format!("no service {high} with cgroups"))?;
+        Ok(self.free + place)
+    }
+
+    fn write_service(
+        &mut self,
+        slot: usize,
+        service: &InterceptedService,
+        high: Option<usize>,
+    ) -> anyhow::Result<()> {
         ensure!(
             service.listeners.len() == self.workers,
             "listeners of {} workers were given, the programs know of {}",
@@ -97,6 +110,7 @@ impl ServiceMaps {
             self.workers
         );
         let mut value = service_value(service)?;
+        value.high = high.map_or(0, |slot| map_index(slot + 1));
         if service.steer == Steer::Auto && !self.auto {
             value.steer = abi::Steer::Relay as u32;
         }

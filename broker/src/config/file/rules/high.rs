@@ -26,34 +26,39 @@ pub(super) fn high(
     if service.route != Route::Balance {
         check.broken("high", "", "belongs to route = \"balance\"");
     }
-    if clients.listen.is_empty() && clients.intercept.is_empty() {
-        check.broken("high", "", "needs `listen` or `intercept`, or nobody is of high priority");
+    let names_addresses = !clients.listen.is_empty() || !clients.intercept.is_empty();
+    if !names_addresses && clients.cgroups.is_empty() {
+        let rule = "needs `listen`, `intercept` or `cgroups`, or nobody is of high priority";
+        check.broken("high", "", rule);
     }
-    if clients.intercept.is_empty() && !clients.cgroups.is_empty() {
-        let rule = "restricts `high.intercept`, and there is none";
+    let by_cgroup = clients.intercept.is_empty() && !clients.cgroups.is_empty();
+    if by_cgroup && service.intercept.is_empty() {
+        let rule = "is about connections that are intercepted, and there is neither `intercept` nor \
+                    `high.intercept`";
         check.broken("high.cgroups", quoted_list(&clients.cgroups), rule);
     }
+    let by_cgroup = by_cgroup && !service.intercept.is_empty();
     let raw = limits.unwrap_or_default();
     if raw.high.is_some() {
         check.broken("limits.high.high", "", "there are two priorities only");
     }
-    let (protocol, intercepts) = (service.protocol, !clients.intercept.is_empty());
+    let (protocol, intercepts) = (service.protocol, by_cgroup || !clients.intercept.is_empty());
     let limits = pool::limits(check, "limits.high", &raw, protocol, intercepts);
     let own = cgroups(check, "high.cgroups", &clients.cgroups);
     let steerable = obstacle(protocol, service.route, intercepts).is_none();
     let wanted = STEER.iter().find(|(word, _)| Some(*word) == steer).map(|(_, steer)| *steer);
     let no_origins = service.origins.is_empty();
+    let intercept = if by_cgroup {
+        service.intercept.clone()
+    } else {
+        intercept(check, "high.intercept", &clients.intercept, &service.origins, no_origins)
+    };
     Some(Service {
         name: format!("{}.high", service.name),
         high_of: Some(position),
         listen: addresses(check, "high.listen", &clients.listen, address::listen),
-        intercept: intercept(
-            check,
-            "high.intercept",
-            &clients.intercept,
-            &service.origins,
-            no_origins,
-        ),
+        intercept,
+        by_cgroup,
         cgroups: if own.is_empty() { service.cgroups.clone() } else { own },
         steer: if steerable { wanted.unwrap_or_default() } else { Steer::Relay },
         pool: PoolConfig {

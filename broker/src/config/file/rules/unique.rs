@@ -16,7 +16,11 @@ const TARGETS_MAX: usize = abi::TARGETS_MAX / 2;
 
 /// What the kernel programs have room for. Checked while no service is entered.
 pub(super) fn kernel_limits(check: &mut Checker, services: &[raw::Service]) {
-    let high = |s: &raw::Service| s.high.as_ref().is_some_and(|high| !high.intercept.is_empty());
+    let by_cgroup =
+        |s: &raw::Service, high: &raw::High| !s.intercept.is_empty() && !high.cgroups.is_empty();
+    let high = |s: &raw::Service| {
+        s.high.as_ref().is_some_and(|high| !high.intercept.is_empty() || by_cgroup(s, high))
+    };
     let intercepted: usize =
         services.iter().map(|s| usize::from(!s.intercept.is_empty()) + usize::from(high(s))).sum();
     if intercepted > abi::SERVICES_MAX {
@@ -53,7 +57,8 @@ pub(super) fn across_services(check: &mut Checker, services: &[Service]) {
             };
             check.broken("name", quoted(&service.name), rule);
         }
-        for target in &service.intercept {
+        // Who is told by the cgroup alone dials what another service intercepts.
+        for target in service.intercept.iter().filter(|_| !service.by_cgroup) {
             let first = *targets.entry((target.net, target.port)).or_insert(i);
             if first != i {
                 let rule = format!("is intercepted by service {:?} already", services[first].name);
