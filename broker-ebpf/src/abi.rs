@@ -23,6 +23,9 @@ pub const TARGETS_MAX: usize = 8192;
 /// Remote endpoints that are counted one by one, unless the loader says otherwise.
 pub const ENDPOINTS_MAX: usize = 16384;
 
+/// Origins to which the ways are watched, for as long as they are the ones used last.
+pub const PATHS_MAX: usize = 4096;
+
 /// Intercepted connections whose original destination is kept for the workers.
 pub const ORIGINAL_DESTINATIONS_MAX: usize = 65536;
 
@@ -51,6 +54,9 @@ pub const WHY_COUNT: usize = 32;
 /// Buckets of a histogram, see [`crate::flow::bucket`].
 pub const BUCKETS: usize = 32;
 
+/// Buckets of a finer one, see [`crate::flow::fine_bucket`].
+pub const FINE_BUCKETS: usize = 128;
+
 /// `bpf_sock_ops` programs and maps as `bpftool` shows them. The kernel keeps 15 characters.
 pub mod name {
     /// Program: counts connections.
@@ -66,6 +72,8 @@ pub mod name {
     pub const ENDPOINTS: &str = "broker_endpoint";
     /// Map: [`Counters`](super::Counters) of all connections, by [`Who`](super::Who).
     pub const TOTALS: &str = "broker_totals";
+    /// Map: [`Path`](super::Path) by the origin's [`Address`](super::Address).
+    pub const PATHS: &str = "broker_paths";
     /// Map: events by [`Tally`](super::Tally).
     pub const TALLIES: &str = "broker_tallies";
     /// Map: prefixes of [`Target`](super::Target) to the slot of their service.
@@ -254,9 +262,13 @@ pub struct SocketState {
     pub zero: [u8; 3],
     /// Index of the client's [`Route`], if it may be steered.
     pub route: u32,
+    /// Segments with data sent that its [`Path`] has heard of; only of the broker's own.
+    pub segments: u32,
+    /// Those of them that were sent again.
+    pub retransmitted: u32,
 }
 
-const _: () = assert!(size_of::<SocketState>() == 88);
+const _: () = assert!(size_of::<SocketState>() == 96);
 
 /// Whether a client may be steered.
 #[repr(u8)]
@@ -574,6 +586,31 @@ pub struct EndpointCounters {
 
 const _: () = assert!(size_of::<EndpointCounters>() == 8 + size_of::<Counters>());
 
+/// The way to an origin, as TCP sees it on the broker's own connections once they are established.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// Segments with data sent.
+    pub segments: u64,
+    /// Segments sent again.
+    pub retransmitted: u64,
+    /// The smoothed round-trip time that was noted last.
+    pub srtt_us: u64,
+    /// All that were noted, as a finer histogram.
+    pub rtt_us: [u64; FINE_BUCKETS],
+}
+
+impl Path {
+    /// Nothing was sent.
+    pub const UNUSED: Self =
+        Self { segments: 0, retransmitted: 0, srtt_us: 0, rtt_us: [0; FINE_BUCKETS] };
+}
+
+const _: () = assert!(size_of::<Path>() == 8 * (3 + FINE_BUCKETS));
+
+/// Of so many segments with data, one has its round-trip time noted.
+pub const SEGMENTS_PER_RTT: u32 = 4;
+
 /// Single events that are counted.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -741,7 +778,7 @@ mod user {
 
     use super::{
         Address, Cgroup, Client, Counters, Dialled, EndpointCounters, EndpointKey, Event, Group,
-        Listeners, Offsets, Pair, Route, Service, Slot, SocketState, Target,
+        Listeners, Offsets, Pair, Path, Route, Service, Slot, SocketState, Target,
     };
 
     macro_rules! pod {
@@ -764,6 +801,7 @@ mod user {
         Listeners,
         Offsets,
         Pair,
+        Path,
         Route,
         Service,
         Slot,
@@ -817,7 +855,7 @@ mod tests {
             &[name::ORIGINAL_DESTINATIONS, name::REQUEST, name::RESPONSE, name::CLIENT_SOCKETS],
             &[name::SETTLED, name::CLIENTS, name::ORIGIN_SOCKETS, name::ORIGIN_SLOTS, name::SLOTS],
             &[name::REQUESTS, name::HEADS, name::GROUPS, name::ROUTES, name::EVENTS, name::WHY],
-            &[name::RELAYED, name::RELAYING_SOCKETS, name::CLIENT_OF, name::STEERED],
+            &[name::RELAYED, name::RELAYING_SOCKETS, name::CLIENT_OF, name::STEERED, name::PATHS],
             &name::CONNECT,
             &name::GETPEERNAME,
         ];

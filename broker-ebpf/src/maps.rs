@@ -11,11 +11,11 @@ use aya_ebpf::btf_maps::{
 use aya_ebpf::helpers::generated::bpf_sk_storage_get;
 use aya_ebpf::macros::btf_map;
 use broker_ebpf::abi::{
-    BUSY, Client, Counters, Dialled, ENDPOINTS_MAX, EVENTS_BYTES, EndpointCounters, EndpointKey,
-    Event, EventKind, Gate, Group, HEAD_BYTES_MAX, Listeners, ORIGINAL_DESTINATIONS_MAX, Offsets,
-    Pair, REQUEST_BYTES_MAX, Route, SERVICE_SLOTS, SERVICES_MAX, STEERED_CLIENTS_MAX, Service,
-    Slot, SocketState, TALLY_COUNT, TARGETS_MAX, Tally, Target, UNKNOWN_OFFSET, WHO_COUNT,
-    WHY_COUNT, WORKERS_MAX,
+    Address, BUSY, Client, Counters, Dialled, ENDPOINTS_MAX, EVENTS_BYTES, EndpointCounters,
+    EndpointKey, Event, EventKind, Gate, Group, HEAD_BYTES_MAX, Listeners,
+    ORIGINAL_DESTINATIONS_MAX, Offsets, PATHS_MAX, Pair, Path, REQUEST_BYTES_MAX, Route,
+    SERVICE_SLOTS, SERVICES_MAX, STEERED_CLIENTS_MAX, Service, Slot, SocketState, TALLY_COUNT,
+    TARGETS_MAX, Tally, Target, UNKNOWN_OFFSET, WHO_COUNT, WHY_COUNT, WORKERS_MAX,
 };
 use broker_ebpf::scan::{RequestScan, ResponseScan};
 
@@ -33,6 +33,13 @@ pub static SCRATCH: PerCpuArray<EndpointCounters, 1> = PerCpuArray::new();
 
 #[btf_map(name = "broker_totals")]
 pub static TOTALS: Array<Counters, WHO_COUNT> = Array::new();
+
+#[btf_map(name = "broker_paths")]
+pub static PATHS: LruHashMap<Address, Path, PATHS_MAX> = LruHashMap::new();
+
+/// A path's first values, which are too large for the stack. Nothing is ever written to it.
+#[btf_map(name = "broker_no_path")]
+pub static NO_PATH: PerCpuArray<Path, 1> = PerCpuArray::new();
 
 #[btf_map(name = "broker_tallies")]
 static TALLIES: Array<u64, TALLY_COUNT, BPF_F_MMAPABLE> = Array::new();

@@ -1,12 +1,15 @@
 //! Counts the connections that processes of this host open.
 //!
 //! The hook runs for every TCP socket of the host; only actively opened ones get state, and
-//! only theirs is looked at again. The flag that asks for state changes is added to those that
-//! are set: another program on the cgroup may have set its own.
+//! only theirs is looked at again. The flags that ask for more calls are added to those that
+//! are set: another program on the cgroup may have set its own. Calls for round-trip times and
+//! retransmissions are asked for on the broker's own sockets only.
 
 use aya_ebpf::bindings::{
-    BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB,
-    BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock, bpf_sock_ops,
+    BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RETRANS_CB,
+    BPF_SOCK_OPS_RETRANS_CB_FLAG, BPF_SOCK_OPS_RTT_CB, BPF_SOCK_OPS_RTT_CB_FLAG,
+    BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock,
+    bpf_sock_ops,
 };
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns};
 use aya_ebpf::macros::sock_ops;
@@ -14,7 +17,8 @@ use aya_ebpf::programs::SockOpsContext;
 use aya_log_ebpf::warn;
 use broker_ebpf::abi::{
     ACCEPT_EVERY, Address, BUCKETS, Client, Counters, Dialled, EndpointKey, EventKind,
-    Interception, NO_SLOT, Pair, Phase, Route, SocketState, Steering, Tally, WORKERS_MAX, Who,
+    FINE_BUCKETS, Interception, NO_SLOT, Pair, Path, Phase, Route, SEGMENTS_PER_RTT, SocketState,
+    Steering, Tally, WORKERS_MAX, Who,
 };
 use broker_ebpf::flow::{self, Failure, Step};
 
@@ -22,8 +26,9 @@ use crate::atomic;
 use crate::context::load_u32;
 use crate::kmem::{self, sk_err};
 use crate::maps::{
-    CLIENT_SOCKETS, CLIENTS, ENDPOINTS, ORIGIN_SLOTS, ORIGINAL_DESTINATIONS, ROUTES, SCRATCH,
-    TOTALS, Way, socket_state, socket_state_or_new, steered, steered_or_new, tally, tell,
+    CLIENT_SOCKETS, CLIENTS, ENDPOINTS, NO_PATH, ORIGIN_SLOTS, ORIGINAL_DESTINATIONS, PATHS,
+    ROUTES, SCRATCH, TOTALS, Way, socket_state, socket_state_or_new, steered, steered_or_new,
+    tally, tell,
 };
 use crate::slots;
 
@@ -36,6 +41,8 @@ pub fn broker_sockops(ctx: SockOpsContext) -> u32 {
         BPF_SOCK_OPS_TCP_CONNECT_CB => attempted(&ctx),
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => confirm(&ctx),
         BPF_SOCK_OPS_STATE_CB => state_changed(&ctx),
+        BPF_SOCK_OPS_RTT_CB => timed(ctx.ops),
+        BPF_SOCK_OPS_RETRANS_CB => sent_again(ctx.ops),
         _ => {}
     }
     1
@@ -56,7 +63,7 @@ fn attempted(ctx: &SockOpsContext) {
         // SAFETY: a value of a map.
         unsafe { atomic::add(&raw mut (*counters).attempted, 1) };
     });
-    request_state_changes(ctx);
+    request_calls(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
 
     if state.interception != Interception::None as u8 {
         let now = flow::interception_at_connect(state.interception, &state.listener, &state.remote);
@@ -82,6 +89,12 @@ fn confirm(ctx: &SockOpsContext) {
     if state.steering == Steering::Chosen as u8 {
         enrol(ctx, state);
     }
+    if state.who == Who::Broker as u8 {
+        // A lost SYN shows in the handshake's time.
+        state.segments = load_u32!(ops: bpf_sock_ops, data_segs_out);
+        state.retransmitted = load_u32!(ops: bpf_sock_ops, total_retrans);
+        request_calls(ctx, BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG);
+    }
     if load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
         return;
     }
@@ -89,8 +102,81 @@ fn confirm(ctx: &SockOpsContext) {
         established(state);
     }
     if state.phase == Phase::Open as u8 {
-        request_state_changes(ctx);
+        request_calls(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
     }
+}
+
+/// A round trip has been timed. Most are passed over: what is smoothed changes slowly.
+#[inline(always)]
+fn timed(ops: *mut bpf_sock_ops) {
+    let Some(state) = own_and_open(ops) else { return };
+    let segments = load_u32!(ops: bpf_sock_ops, data_segs_out);
+    if segments.wrapping_sub(state.segments) < SEGMENTS_PER_RTT {
+        return;
+    }
+    let Some(path) = path(state) else { return };
+    // The kernel keeps eighths.
+    let srtt_us = u64::from(load_u32!(ops: bpf_sock_ops, srtt_us) >> 3);
+    const { assert!(FINE_BUCKETS.is_power_of_two()) };
+    let bucket = atomic::masked::<{ FINE_BUCKETS - 1 }>(flow::fine_bucket(srtt_us));
+    // SAFETY: a value of the map, and within the histogram.
+    unsafe {
+        (&raw mut (*path).srtt_us).write_volatile(srtt_us);
+        atomic::add((&raw mut (*path).rtt_us).cast::<u64>().add(bucket), 1);
+    }
+    note_segments(ops, state, path);
+}
+
+/// A segment has been sent again.
+#[inline(always)]
+fn sent_again(ops: *mut bpf_sock_ops) {
+    let Some(state) = own_and_open(ops) else { return };
+    let Some(path) = path(state) else { return };
+    note_segments(ops, state, path);
+}
+
+/// What is kept with an established connection of the broker's own; another program may have asked
+/// for calls on behalf of others.
+#[inline(always)]
+fn own_and_open<'a>(ops: *mut bpf_sock_ops) -> Option<&'a mut SocketState> {
+    let state = socket_state(sk(ops))?;
+    if state.who != Who::Broker as u8 || state.phase != Phase::Open as u8 {
+        return None;
+    }
+    Some(state)
+}
+
+/// Adds to a path what the connection has sent since the last time.
+#[inline(always)]
+fn note_segments(ops: *mut bpf_sock_ops, state: &mut SocketState, path: *mut Path) {
+    let segments = load_u32!(ops: bpf_sock_ops, data_segs_out);
+    let retransmitted = load_u32!(ops: bpf_sock_ops, total_retrans);
+    let more = segments.wrapping_sub(state.segments);
+    let again = retransmitted.wrapping_sub(state.retransmitted);
+    state.segments = segments;
+    state.retransmitted = retransmitted;
+    // SAFETY: a value of the map.
+    unsafe {
+        atomic::add(&raw mut (*path).segments, more.into());
+        if again != 0 {
+            atomic::add(&raw mut (*path).retransmitted, again.into());
+        }
+    }
+}
+
+/// Finds or makes the entry of the way to the socket's remote end.
+#[inline(always)]
+fn path(state: &SocketState) -> Option<*mut Path> {
+    let origin = state.remote;
+    if let Some(path) = PATHS.get_ptr_mut(origin) {
+        return Some(path);
+    }
+    let nothing = NO_PATH.get_ptr(0)?;
+    // SAFETY: initialised, and nothing ever writes to it.
+    let nothing = unsafe { &*nothing };
+    // Another CPU may be faster; then that entry is used.
+    let _exists = PATHS.insert(origin, nothing, BPF_NOEXIST.into());
+    PATHS.get_ptr_mut(origin)
 }
 
 #[inline(always)]
@@ -101,6 +187,10 @@ fn state_changed(ctx: &SockOpsContext) {
     let ops = ctx.ops;
     let tcp_state = load_u32!(ops: bpf_sock_ops, __bindgen_anon_1.args, 1);
     if state.who == Who::Broker as u8 {
+        if state.phase == Phase::Open as u8 && tcp_state != flow::TCP_ESTABLISHED {
+            // Whatever it comes to from here, these were sent.
+            sent_again(ops);
+        }
         origin_changed(ops, tcp_state);
     } else if state.steering == Steering::Enrolled as u8 {
         client_changed(sk, tcp_state);
@@ -354,11 +444,11 @@ fn count(state: &SocketState, add: impl Fn(*mut Counters)) {
     }
 }
 
-/// Asks the kernel to call the program at each change of the socket's state.
+/// Asks the kernel for more calls for this socket.
 #[inline(always)]
-fn request_state_changes(ctx: &SockOpsContext) {
+fn request_calls(ctx: &SockOpsContext, flags: u32) {
     let ops = ctx.ops;
-    let flags = load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) | BPF_SOCK_OPS_STATE_CB_FLAG;
+    let flags = load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) | flags;
     if ctx.set_cb_flags(flags.cast_signed()).is_err() {
         warn!(ctx, "a connection is not followed: the kernel refuses the flag");
     }

@@ -30,7 +30,7 @@ use crate::net;
 use crate::origin::watch::Watch;
 use crate::pool;
 use crate::pool::budget::Budget;
-use crate::stats::{HostCounters, Process, Registry, Snapshot, host};
+use crate::stats::{HostCounters, PathSnapshot, Process, Registry, Snapshot, host};
 use crate::worker::{Shared, Stage, Worker};
 
 /// How often the control thread looks whether a worker has died.
@@ -226,6 +226,10 @@ impl admin::Source for Control {
             service.connections_guaranteed = common.budget.guaranteed.get();
             service.connects_refused = common.budget.gate().map_or(0, Gate::refused);
             service.outliers = common.watch.as_ref().map(|watch| watch.snapshot());
+            for origin in &mut service.origins {
+                let path = self.shared.datapath.path(origin.address);
+                origin.path = path.as_ref().map(PathSnapshot::from);
+            }
         }
         let mut snapshot = Snapshot::assemble(process, services, kernel, host);
         snapshot.gateway = self.identity.get().map(|status| (&*status.borrow()).into());

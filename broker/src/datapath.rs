@@ -13,6 +13,8 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use broker_ebpf::abi::Path;
+
 use self::gate::Gate;
 use self::steering::{Carried, Steering};
 use crate::config::{Intercept, Steer};
@@ -105,6 +107,11 @@ pub trait Datapath: Send + Sync {
 
     /// What steers clients in the kernel, if anything can be.
     fn steering(&self) -> Option<&Arc<Steering>> {
+        None
+    }
+
+    /// What the broker's own connections to an origin have seen of the way, if anything.
+    fn path(&self, _origin: SocketAddr) -> Option<Path> {
         None
     }
 

@@ -15,8 +15,8 @@ pub use histogram::Histogram;
 pub use registry::{Registry, ServiceRecords};
 pub use snapshot::{
     DatapathSnapshot, ENDPOINTS_MAX, EndpointSnapshot, GatewaySnapshot, HealthSnapshot,
-    HostCounters, LimitSnapshot, MembershipSnapshot, OriginSnapshot, OriginTotals, Process,
-    SNAPSHOT_VERSION, ServiceSnapshot, Snapshot, SnapshotError, SteeredSnapshot,
+    HostCounters, LimitSnapshot, MembershipSnapshot, OriginSnapshot, OriginTotals, PathSnapshot,
+    Process, SNAPSHOT_VERSION, ServiceSnapshot, Snapshot, SnapshotError, SteeredSnapshot,
 };
 
 use crate::boundary::CloseReason;

@@ -26,6 +26,7 @@ pub mod load;
 pub mod torture;
 
 pub mod counters;
+pub mod detour;
 pub mod wait;
 
 pub use cgroup::Cgroup;

@@ -1,8 +1,10 @@
 //! What the standard library and nix do not offer in safe functions.
 
+use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
 use std::sync::{OnceLock, mpsc};
@@ -61,4 +63,28 @@ pub(crate) fn reset(stream: &TcpStream) -> io::Result<()> {
     // association; for an established TCP socket that is a reset.
     let result = unsafe { libc::connect(stream.as_raw_fd(), &raw const unspecified, length) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Makes a TUN device in this thread's network namespace. It is there for as long as the file, from which
+/// packets that it is to send are read, without waiting, and to which those are written that it receives.
+#[expect(unsafe_code, reason = "a device is made by an ioctl")]
+pub(crate) fn tun(name: &str) -> io::Result<File> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")?;
+    // SAFETY: integers and a union of such: all zero is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *place = byte.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags =
+        libc::c_short::try_from(libc::IFF_TUN | libc::IFF_NO_PI).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open, and the request reads and writes one `ifreq`, which is there.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if result == 0 { Ok(file) } else { Err(io::Error::last_os_error()) }
 }

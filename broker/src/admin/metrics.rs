@@ -5,7 +5,9 @@
 
 use std::fmt::{Display, Write};
 
-use crate::stats::{LimitSnapshot, MembershipSnapshot, OriginTotals, ServiceSnapshot, Snapshot};
+use crate::stats::{
+    LimitSnapshot, MembershipSnapshot, OriginTotals, PathSnapshot, ServiceSnapshot, Snapshot,
+};
 
 /// Of the text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -328,6 +330,8 @@ fn origins(text: &mut Text, services: &[ServiceSnapshot]) {
 }
 
 fn origin_gauges(text: &mut Text, services: &[ServiceSnapshot]) {
+    type Value = fn(&PathSnapshot) -> u64;
+
     let listed = || services.iter().flat_map(|s| s.origins.iter().map(move |o| (s, o)));
     let name = "broker_origin_connections";
     text.family(name, "gauge", "Sockets, by what they do.");
@@ -354,6 +358,29 @@ fn origin_gauges(text: &mut Text, services: &[ServiceSnapshot]) {
                 [("service", &*service.name), ("origin", &address), ("quantile", quantile)];
             text.sample(name, &labels, seconds_of_us(us));
         }
+    }
+    let paths = || listed().filter_map(|(s, o)| Some((&*s.name, o.address.to_string(), o.path?)));
+    let counts: [(&str, &str, Value); 2] = [
+        (
+            "broker_origin_segments_total",
+            "Segments with data that the broker has sent to an origin.",
+            |path| path.segments,
+        ),
+        ("broker_origin_segments_retransmitted_total", "Those of them sent again.", |path| {
+            path.retransmitted
+        }),
+    ];
+    for (name, help, value) in counts {
+        text.family(name, "counter", help);
+        for (service, origin, path) in paths() {
+            text.sample(name, &[("service", service), ("origin", &origin)], value(&path));
+        }
+    }
+    let name = "broker_origin_round_trip_seconds";
+    text.family(name, "gauge", "Smoothed round-trip time of a connection used lately.");
+    for (service, origin, path) in paths() {
+        let labels = [("service", service), ("origin", &*origin)];
+        text.sample(name, &labels, seconds_of_us(path.srtt_us));
     }
 }
 

@@ -34,7 +34,11 @@ pub struct Outlier {
     /// Too many failures, whatever the others do.
     pub failure_percentage: FailurePercentage,
     /// Handshakes that take much longer than the others'.
-    pub handshake_latency: HandshakeLatency,
+    pub handshake_latency: Latency,
+    /// Round trips that take much longer than the others'.
+    pub rtt_latency: Latency,
+    /// Segments that have to be sent again.
+    pub retransmission_percentage: RetransmissionPercentage,
     /// Silence while requests are under way and the others answer.
     pub stall: Stall,
 }
@@ -78,16 +82,16 @@ pub struct FailurePercentage {
     pub enforcing_local_origin: u8,
 }
 
-/// Settings of `handshake_latency`. Envoy has nothing like it.
+/// Settings of `handshake_latency` and `rtt_latency`. Envoy has nothing like them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandshakeLatency {
+pub struct Latency {
     /// Too slow is a median of so many times the median of the others' medians, in thousandths;
     pub factor: u32,
     /// and slower than that by so much, because a factor of very little is very little.
     pub minimum: Duration,
-    /// Origins with enough handshakes that there must be.
+    /// Origins with enough of them that there must be.
     pub minimum_hosts: u32,
-    /// Handshakes within an interval that are enough.
+    /// Handshakes, or round trips that were noted, within an interval that are enough.
     pub volume: u32,
     /// What happens to a slow origin.
     pub action: SlowAction,
@@ -95,14 +99,28 @@ pub struct HandshakeLatency {
     pub enforcing: u8,
 }
 
-/// What happens to an origin with slow handshakes.
+/// What happens to a slow origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SlowAction {
     /// It is ejected.
     #[default]
     Eject,
-    /// It gets a smaller share of the exchanges until its handshakes are quick again.
+    /// It gets a smaller share of the exchanges until it is quick again.
     Weight,
+}
+
+/// Settings of `retransmission_percentage`. Envoy has nothing like it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetransmissionPercentage {
+    /// Segments sent again that are too many, in percent of all that carry data; they must be twice as
+    /// many as with an average peer, or it is this gateway's own network that loses them.
+    pub threshold: u8,
+    /// Origins with enough segments that there must be.
+    pub minimum_hosts: u32,
+    /// Segments within an interval that are enough.
+    pub segment_volume: u32,
+    /// Chance that an ejection is carried out, in percent.
+    pub enforcing: u8,
 }
 
 /// Settings of `stall`. Envoy has nothing like it.
@@ -144,12 +162,26 @@ impl Default for Outlier {
                 enforcing: 0,
                 enforcing_local_origin: 0,
             },
-            handshake_latency: HandshakeLatency {
+            handshake_latency: Latency {
                 factor: 3000,
                 minimum: Duration::from_millis(5),
                 minimum_hosts: 5,
                 volume: 5,
                 action: SlowAction::Eject,
+                enforcing: 0,
+            },
+            rtt_latency: Latency {
+                factor: 3000,
+                minimum: Duration::from_millis(5),
+                minimum_hosts: 5,
+                volume: 20,
+                action: SlowAction::Eject,
+                enforcing: 0,
+            },
+            retransmission_percentage: RetransmissionPercentage {
+                threshold: 5,
+                minimum_hosts: 5,
+                segment_volume: 200,
                 enforcing: 0,
             },
             stall: Stall { time: Duration::from_secs(1), volume: 10, enforcing: 100 },

@@ -110,7 +110,7 @@ impl Origins {
         let mut first_choices = Vec::new();
         for service in &self.services {
             service.identity.set(identity.clone()).ok();
-            tokio::spawn(Arc::clone(service).look_after());
+            tokio::spawn(Arc::clone(service).look_after(Arc::clone(datapath)));
             if service.high_of.is_some() {
                 continue;
             }
@@ -390,7 +390,7 @@ impl Followed {
     }
 
     /// Looks for what only time tells: outliers, limits that are reached, sources that fail.
-    async fn look_after(self: Arc<Self>) {
+    async fn look_after(self: Arc<Self>, datapath: Arc<dyn Datapath>) {
         let watch = self.common.watch.as_ref();
         let pace = watch.map_or(LOOK_AT_LIMITS, |watch| watch.cluster().pace().min(LOOK_AT_LIMITS));
         let mut rng = membership::rng();
@@ -401,7 +401,9 @@ impl Followed {
         loop {
             look.tick().await;
             if let Some(watch) = watch {
-                if watch.sweep(clock::now(), &mut rng) {
+                let now = clock::now();
+                watch.hear_paths(now, &*datapath);
+                if watch.sweep(now, &mut rng) {
                     self.common.budget.call_all();
                 }
                 let on = watch.eligible() == Eligible::All;

@@ -28,8 +28,8 @@ use aya::programs::{
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_log::EbpfLogger;
 use broker_ebpf::abi::{
-    self, ENDPOINTS_MAX, Offsets, Pair, SERVICES_MAX, SocketState, UNKNOWN_OFFSET, WORKERS_MAX,
-    Who, global, name,
+    self, ENDPOINTS_MAX, Offsets, Pair, Path, SERVICES_MAX, SocketState, UNKNOWN_OFFSET,
+    WORKERS_MAX, Who, global, name,
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
@@ -251,6 +251,7 @@ impl Kernel {
         let original_destinations = take(&mut programs, name::ORIGINAL_DESTINATIONS)?;
         let counters = CounterMaps {
             endpoints: take(&mut programs, name::ENDPOINTS)?,
+            paths: take(&mut programs, name::PATHS)?,
             endpoints_max: options.endpoints_max,
             totals: take(&mut programs, name::TOTALS)?,
             tallies: take(&mut programs, name::TALLIES)?,
@@ -592,6 +593,10 @@ impl Datapath for Kernel {
 
     fn steering(&self) -> Option<&Arc<Steering>> {
         self.steering.as_ref().ok()
+    }
+
+    fn path(&self, origin: SocketAddr) -> Option<Path> {
+        self.counters.path(origin)
     }
 
     fn counters(&self) -> anyhow::Result<KernelCounters> {

@@ -3,8 +3,9 @@
 //! The semantics are Envoy's, and exact: what is counted is an origin's, not a worker's, so that it
 //! is out after exactly as many failures as configured, for every worker at once; and no burst of
 //! them ejects more origins than allowed. Where Envoy brings an origin back with the next look at
-//! its rates, it is back here when its time is over. Two detectors are added for what shows on
-//! sockets only: slow handshakes, and silence while requests are under way.
+//! its rates, it is back here when its time is over. Detectors are added for what shows on
+//! sockets only: slow handshakes, long round trips, segments that are lost, and silence while requests
+//! are under way.
 //!
 //! ```text
 //! worker   host.record(outcome, now, rng)   counts; ejects at once     lock-free
@@ -46,12 +47,12 @@
 //! ```
 
 mod event;
-mod handshakes;
 mod host;
 mod shared;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod times;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -64,6 +65,7 @@ use serde::{Deserialize, Serialize};
 
 pub use event::{Action, Detector, Event, Evidence, Line, Withheld};
 pub use host::{Failure, Host, Outcome, Owing};
+pub use times::median;
 
 use self::shared::Shared;
 use self::sweep::Members;
@@ -104,11 +106,24 @@ impl Cluster {
         self.lock().host(address)
     }
 
+    /// All hosts.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<Arc<Host>> {
+        self.lock().all()
+    }
+
     /// How often to call [`Cluster::sweep`].
     #[must_use]
     pub fn pace(&self) -> Duration {
         let config = &self.shared.config;
         (config.stall.time / LOOKS_PER_STALL).max(PACE_MIN).min(config.interval)
+    }
+
+    /// Whether the next [`Cluster::sweep`] ends an interval: what others count should be told to the
+    /// hosts before.
+    #[must_use]
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.lock().is_due(now)
     }
 
     /// What must be looked at from time to time: which ejections are over, who is silent, and, once

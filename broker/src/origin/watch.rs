@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use broker_ebpf::abi::Path;
 use rand::Rng;
 
 use super::outlier::{Cluster, Event, Host, Outcome, Snapshot};
 use super::panic::{self, Eligible, Hosts};
 use crate::clock;
 use crate::config::outlier::{Outlier, Panic};
+use crate::datapath::Datapath;
 use crate::datapath::steering::Steering;
 use crate::events::EventLog;
 
@@ -22,6 +24,8 @@ pub struct Watch {
     log: Arc<EventLog>,
     /// What the kernel carries to each origin.
     kernel: Mutex<HashMap<SocketAddr, Vec<Carries>>>,
+    /// What each host has heard of the way to it.
+    paths: Mutex<HashMap<SocketAddr, Path>>,
 }
 
 /// What the kernel carries to an origin for one worker.
@@ -37,7 +41,8 @@ impl Watch {
     #[must_use]
     pub fn new(service: String, outlier: Outlier, panic: Panic, log: Arc<EventLog>) -> Self {
         let cluster = Cluster::new(outlier, clock::now());
-        Self { service, cluster, panic, log, kernel: Mutex::default() }
+        let (kernel, paths) = Default::default();
+        Self { service, cluster, panic, log, kernel, paths }
     }
 
     /// The cluster, for the control thread.
@@ -88,6 +93,26 @@ impl Watch {
             self.hear_kernel(host);
         }
         self.tell(&host.record(outcome, now, rng))
+    }
+
+    /// Tells hosts what connections to them have seen of the way, where that is about to be judged.
+    pub fn hear_paths(&self, now: Instant, datapath: &dyn Datapath) {
+        if !self.cluster.is_due(now) {
+            return;
+        }
+        let mut told = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let hosts = self.cluster.hosts();
+        told.retain(|origin, _| hosts.iter().any(|host| host.address() == *origin));
+        for host in hosts {
+            let path = datapath.path(host.address()).unwrap_or(Path::UNUSED);
+            // What came before it was watched is nobody's fault.
+            let Some(before) = told.insert(host.address(), path) else { continue };
+            // It may have been forgotten in the meantime.
+            let before = if path.segments < before.segments { Path::UNUSED } else { before };
+            let rtts = std::array::from_fn(|i| path.rtt_us[i].saturating_sub(before.rtt_us[i]));
+            let again = path.retransmitted.saturating_sub(before.retransmitted);
+            host.record_path(path.segments - before.segments, again, &rtts);
+        }
     }
 
     /// Looks for what only time tells. Answers whether anything changed.

@@ -1,5 +1,7 @@
 //! Why clients of a service fail, from two snapshots a moment apart, in the order of diagnosis.
 
+mod paths;
+
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -51,6 +53,7 @@ pub fn explain(service: &str, before: &Snapshot, now: &Snapshot) -> Option<Vec<F
     outliers(&both, &mut findings);
     membership(&both, &mut findings);
     origins(&both, &mut findings);
+    paths::paths(&both, &mut findings);
     Some(findings)
 }
 
@@ -389,7 +392,10 @@ mod tests {
     use crate::config::file::parse;
     use crate::datapath::steering::Carried;
     use crate::origin::outlier::{HostSnapshot, Snapshot as Outliers};
-    use crate::stats::{HostCounters, LimitSnapshot, MembershipSnapshot, Process, Registry};
+    use crate::stats::{
+        HostCounters, LimitSnapshot, MembershipSnapshot, OriginSnapshot, PathSnapshot, Process,
+        Registry,
+    };
 
     /// A daemon whose service is in order.
     fn snapshot() -> Snapshot {
@@ -458,6 +464,37 @@ mod tests {
         let fails =
             |errors| layers(move |s| (s.exchanges, s.origins[1].responses_5xx) = (100, errors));
         assert_eq!((fails(4).len(), fails(5)), (0, vec!["origin"]));
+    }
+
+    #[test]
+    fn a_bad_way_is_named_and_no_cause() {
+        let path = |rtt_p50_us, retransmitted| {
+            Some(PathSnapshot { segments: 1000, retransmitted, srtt_us: rtt_p50_us, rtt_p50_us })
+        };
+        let evidence = |paths: &[Option<PathSnapshot>]| -> Vec<String> {
+            let mut now = snapshot();
+            let origins = &mut now.services[0].origins;
+            origins.push(OriginSnapshot {
+                address: "10.0.0.3:80".parse().unwrap(),
+                ..origins[0].clone()
+            });
+            for (origin, path) in origins.iter_mut().zip(paths) {
+                origin.path = *path;
+            }
+            let findings = explain("web", &snapshot(), &now).unwrap();
+            let paths = findings.into_iter().filter(|f| f.layer == "path");
+            paths.inspect(|f| assert_eq!(f.weight, Weight::Notable)).map(|f| f.evidence).collect()
+        };
+        assert!(evidence(&[path(100, 19), path(5000, 0), path(100, 0)]).is_empty());
+        assert!(evidence(&[path(100, 0), path(90_000, 0), None]).is_empty(), "of two, which?");
+        let all = evidence(&[path(100, 20), path(90_000, 0), path(100, 0)]);
+        assert_eq!(
+            all,
+            [
+                "10.0.0.1:80: 20 segments just now, 20 of 1000 so far, had to be sent again",
+                "10.0.0.2:80: a round trip takes 90000 us, to its peers 100 us (medians)",
+            ]
+        );
     }
 
     #[test]

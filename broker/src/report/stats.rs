@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, rate};
 use crate::stats::{
     DatapathSnapshot, GatewaySnapshot, HostCounters, LimitSnapshot, MembershipSnapshot,
-    OriginSnapshot, OriginTotals, ServiceSnapshot, Snapshot, SteeredSnapshot,
+    OriginSnapshot, OriginTotals, PathSnapshot, ServiceSnapshot, Snapshot, SteeredSnapshot,
 };
 
 const BAR_WIDTH: usize = 12;
@@ -247,7 +247,9 @@ fn origins(service: &ServiceSnapshot, change: Option<(&Rates, &ServiceSnapshot)>
         };
         let address = Cell::from(origin.address.to_string());
         table.row(row(address, &origin.totals(), live, rates));
-        for note in [note(&origin.totals()), steered(&origin.steered)].into_iter().flatten() {
+        let path = origin.path.as_ref().and_then(path);
+        let notes = [note(&origin.totals()), steered(&origin.steered), path];
+        for note in notes.into_iter().flatten() {
             table.note(note);
         }
     }
@@ -365,6 +367,22 @@ fn steered(steered: &SteeredSnapshot) -> Option<String> {
     if steered.taken_over > 0 {
         parts.push(format!("taken over {}", count(steered.taken_over)));
     }
+    Some(format!("  └ {}", parts.join(" · ")))
+}
+
+/// What TCP has seen of the way, if it has seen anything.
+fn path(path: &PathSnapshot) -> Option<String> {
+    if path.segments == 0 {
+        return None;
+    }
+    let mut parts = Vec::new();
+    if path.rtt_p50_us > 0 {
+        let (p50, last) = (micros(path.rtt_p50_us), micros(path.srtt_us));
+        parts.push(format!("round trip p50 ≤ {p50}, last {last}"));
+    }
+    let share = percent(path.retransmitted, path.segments);
+    let (again, all) = (count(path.retransmitted), count(path.segments));
+    parts.push(format!("segments sent again {again} of {all} ({share})"));
     Some(format!("  └ {}", parts.join(" · ")))
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    HostCounters, OriginSnapshot, OriginTotals, ServiceSnapshot, Snapshot, SteeredSnapshot,
+    HostCounters, OriginSnapshot, OriginTotals, PathSnapshot, ServiceSnapshot, Snapshot,
+    SteeredSnapshot,
 };
 
 impl Snapshot {
@@ -132,10 +133,20 @@ fn subtract_service(now: &mut ServiceSnapshot, before: &ServiceSnapshot) {
                 retried: t.retried,
                 responses_5xx: t.responses_5xx,
                 steered: steered(&origin.steered, &before.steered),
+                path: path(origin.path, before.path),
                 ..origin.clone()
             };
         }
     }
+}
+
+fn path(now: Option<PathSnapshot>, before: Option<PathSnapshot>) -> Option<PathSnapshot> {
+    let (now, before) = (now?, before.unwrap_or_default());
+    Some(PathSnapshot {
+        segments: now.segments.saturating_sub(before.segments),
+        retransmitted: now.retransmitted.saturating_sub(before.retransmitted),
+        ..now
+    })
 }
 
 fn steered(now: &SteeredSnapshot, before: &SteeredSnapshot) -> SteeredSnapshot {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 
+use broker_ebpf::abi::Path;
 use serde::{Deserialize, Serialize};
 
 use super::histogram::quantile;
@@ -294,6 +295,33 @@ pub struct OriginSnapshot {
     /// What the kernel carried; part of the numbers above.
     #[serde(default)]
     pub steered: SteeredSnapshot,
+    /// What the broker's connections to it, those of other services as well, have seen of the way.
+    #[serde(default)]
+    pub path: Option<PathSnapshot>,
+}
+
+/// The way to an origin, as the kernel's TCP sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathSnapshot {
+    /// Segments with data sent.
+    pub segments: u64,
+    /// Segments sent again.
+    pub retransmitted: u64,
+    /// The smoothed round-trip time of a connection that was used lately.
+    pub srtt_us: u64,
+    /// The median of all smoothed round-trip times that were noted (upper edge of its bucket).
+    pub rtt_p50_us: u64,
+}
+
+impl From<&Path> for PathSnapshot {
+    fn from(path: &Path) -> Self {
+        Self {
+            segments: path.segments,
+            retransmitted: path.retransmitted,
+            srtt_us: path.srtt_us,
+            rtt_p50_us: outlier::median(&path.rtt_us).1,
+        }
+    }
 }
 
 /// The exchanges with one origin that the kernel carried.
@@ -437,6 +465,7 @@ impl OriginSnapshot {
             retried: totals.retried,
             responses_5xx: totals.responses_5xx,
             steered: SteeredSnapshot::default(),
+            path: None,
         }
     }
 

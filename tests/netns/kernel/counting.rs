@@ -1,5 +1,6 @@
 //! The programs' counters against the kernel's own.
 
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -147,6 +148,34 @@ fn the_brokers_own_connections_are_told_apart() {
     drop(own);
     eventually(Duration::from_secs(5), "it is closed", || {
         counters_of(&kernel, &lab, true).closed == 1
+    });
+}
+
+#[test]
+fn ways_are_watched_for_the_brokers_own_connections_only() {
+    let lab = Lab::new(2).unwrap();
+    let kernel = load(&lab, &Options::default());
+    let _echoes = [0, 1].map(|i| Scripted::echo(&lab.origins, lab.origin(i)).unwrap());
+    let own = lab.host.run(|| Socket::new(Domain::IPV4, Type::STREAM, None)).unwrap();
+    kernel.own(own.as_fd()).unwrap();
+    own.connect(&lab.origin(0).into()).unwrap();
+    let mut own: TcpStream = own.into();
+    let mut other = Client::connect(&lab.host, lab.origin(1)).unwrap();
+    for _ in 0..21 {
+        own.write_all(b"x").unwrap();
+        own.read_exact(&mut [0]).unwrap();
+        other.send("x").unwrap();
+        other.take(1).unwrap();
+    }
+    assert!(kernel.path(lab.origin(1)).is_none());
+    let path = kernel.path(lab.origin(0)).unwrap();
+    let (rtts, _) = broker::origin::outlier::median(&path.rtt_us);
+    // The last one may be acknowledged with its answer, or later.
+    assert!((16..=21).contains(&path.segments) && (4..=5).contains(&rtts), "{path:?}");
+    assert_eq!(path.retransmitted, 0, "{path:?}");
+    drop(own);
+    eventually(Duration::from_secs(5), "the end brings the rest", || {
+        kernel.path(lab.origin(0)).unwrap().segments == 21
     });
 }
 

@@ -465,6 +465,26 @@ pub(super) struct Outlier {
     pub handshake_latency_action: Option<String>,
     /// Default 0: another zone may be farther away, and no worse for that.
     pub enforcing_handshake_latency: Option<u8>,
+    /// Default 3000 thousandths.
+    pub rtt_latency_factor: Option<u32>,
+    /// Default 5 ms.
+    pub rtt_latency_minimum: Option<String>,
+    /// Default 5.
+    pub rtt_latency_minimum_hosts: Option<u32>,
+    /// Default 20, of which each stands for some requests.
+    pub rtt_latency_volume: Option<u32>,
+    /// Default `eject`.
+    pub rtt_latency_action: Option<String>,
+    /// Default 0: an origin that thinks for long also acknowledges late.
+    pub enforcing_rtt_latency: Option<u8>,
+    /// Default 5.
+    pub retransmission_percentage_threshold: Option<u8>,
+    /// Default 5.
+    pub retransmission_percentage_minimum_hosts: Option<u32>,
+    /// Default 200: of these, ten are sent again at the threshold.
+    pub retransmission_percentage_segment_volume: Option<u32>,
+    /// Default 0: what is sent again has arrived in the end.
+    pub enforcing_retransmission_percentage: Option<u8>,
 }
 
 /// `[service.panic]`.

@@ -1,10 +1,13 @@
 //! Turns the programs' counters into the daemon's.
 
 use std::collections::HashMap as StdHashMap;
+use std::net::SocketAddr;
 
 use anyhow::Context as _;
-use aya::maps::{Array, HashMap, MapData};
-use broker_ebpf::abi::{BUCKETS, Counters, EndpointCounters, EndpointKey, Tally, WHO_COUNT, Who};
+use aya::maps::{Array, HashMap, MapData, MapError};
+use broker_ebpf::abi::{
+    Address, BUCKETS, Counters, EndpointCounters, EndpointKey, Path, Tally, WHO_COUNT, Who,
+};
 
 use crate::datapath::{
     ConnectionCounters, Endpoint, InterceptCounters, KernelCounters, SteeringCounters,
@@ -18,6 +21,7 @@ const _: () = assert!(WHO_COUNT == 2);
 pub(super) struct CounterMaps {
     pub(super) endpoints: HashMap<MapData, EndpointKey, EndpointCounters>,
     pub(super) endpoints_max: usize,
+    pub(super) paths: HashMap<MapData, Address, Path>,
     pub(super) totals: Array<MapData, Counters>,
     pub(super) tallies: Array<MapData, u64>,
 }
@@ -59,6 +63,18 @@ impl CounterMaps {
                 out_of_step: tally(Tally::OutOfStep)?,
             },
         })
+    }
+
+    /// The way to an origin; `None` if nothing was sent there lately, or it cannot be told.
+    pub(super) fn path(&self, origin: SocketAddr) -> Option<Path> {
+        let found = self.paths.get(&origin.into(), 0);
+        found
+            .inspect_err(|error| {
+                if !matches!(error, MapError::KeyNotFound) {
+                    tracing::debug!(%error, %origin, "reading what is known of a path");
+                }
+            })
+            .ok()
     }
 
     fn endpoints(&self) -> anyhow::Result<Vec<Endpoint>> {

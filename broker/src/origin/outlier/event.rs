@@ -86,6 +86,12 @@ pub enum Detector {
     /// Slow handshakes.
     #[serde(rename = "handshake_latency")]
     HandshakeLatency,
+    /// Long round trips.
+    #[serde(rename = "rtt_latency")]
+    RttLatency,
+    /// Segments that have to be sent again.
+    #[serde(rename = "retransmission_percentage")]
+    RetransmissionPercentage,
     /// Silence.
     #[serde(rename = "stall")]
     Stall,
@@ -93,7 +99,7 @@ pub enum Detector {
 
 impl Detector {
     /// All, in the order of [`Detector::index`].
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Consecutive5xx,
         Self::GatewayFailure,
         Self::LocalOriginFailure,
@@ -102,6 +108,8 @@ impl Detector {
         Self::FailurePercentage,
         Self::FailurePercentageLocalOrigin,
         Self::HandshakeLatency,
+        Self::RttLatency,
+        Self::RetransmissionPercentage,
         Self::Stall,
     ];
 
@@ -117,6 +125,8 @@ impl Detector {
             Self::FailurePercentage => "failure_percentage",
             Self::FailurePercentageLocalOrigin => "failure_percentage_local_origin",
             Self::HandshakeLatency => "handshake_latency",
+            Self::RttLatency => "rtt_latency",
+            Self::RetransmissionPercentage => "retransmission_percentage",
             Self::Stall => "stall",
         }
     }
@@ -170,6 +180,26 @@ pub enum Evidence {
         peers_p50_us: u64,
         /// Handshakes of the origin.
         handshakes: u32,
+    },
+    /// Round trips of the last interval.
+    RttLatency {
+        /// The origin's median, in microseconds.
+        p50_us: u64,
+        /// The median of its peers' medians.
+        peers_p50_us: u64,
+        /// Round trips of the origin that were noted.
+        rtts: u32,
+    },
+    /// Segments of the last interval.
+    RetransmissionPercentage {
+        /// Sent again, in percent.
+        retransmission_percentage: f64,
+        /// The median of its peers.
+        peers_percentage: f64,
+        /// What reaches this is an outlier.
+        threshold: u8,
+        /// Segments sent to the origin.
+        segments: u64,
     },
     /// No answers.
     Stall {

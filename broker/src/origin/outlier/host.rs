@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
+use broker_ebpf::abi::FINE_BUCKETS;
 use rand::{Rng, RngExt};
 
 use super::event::{Action, Detector, Event, Evidence, Withheld};
-use super::handshakes::Handshakes;
 use super::shared::{CLAIMED, GONE, IN_SERVICE, Shared};
+use super::times::Times;
 
 /// How an exchange with an origin, or an attempt at one, has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +61,15 @@ pub struct Host {
     returned: AtomicU64,
     /// See [`Host::share`].
     share: AtomicU8,
+    /// The index of the detector that has made it less.
+    demoted_by: AtomicU8,
     /// A bit for each detector that has reported without effect in this interval.
     reported: AtomicU32,
     counts: Counts,
-    pub(super) handshakes: Handshakes,
+    pub(super) handshakes: Times,
+    pub(super) rtts: Times,
+    /// Segments sent to it, and how many of them again.
+    segments: [AtomicU64; 2],
 }
 
 /// What each exchange changes. Apart from what each pick reads: a pick would otherwise wait for
@@ -125,9 +131,12 @@ impl Host {
             multiplier: AtomicU32::new(0),
             returned: AtomicU64::new(0),
             share: AtomicU8::new(100),
+            demoted_by: AtomicU8::new(0),
             reported: AtomicU32::new(0),
             counts: Counts::default(),
-            handshakes: Handshakes::default(),
+            handshakes: Times::default(),
+            rtts: Times::default(),
+            segments: Default::default(),
         }
     }
 
@@ -205,6 +214,14 @@ impl Host {
         self.handshakes.record(took);
     }
 
+    /// What connections to it have seen of the way meanwhile: how many segments were sent, how many of
+    /// them again, and round trips by [`broker_ebpf::flow::fine_bucket`] of their microseconds.
+    pub fn record_path(&self, sent: u64, again: u64, rtts: &[u64; FINE_BUCKETS]) {
+        self.segments[0].fetch_add(sent, Relaxed);
+        self.segments[1].fetch_add(again, Relaxed);
+        self.rtts.add(rtts);
+    }
+
     /// A request has been sent. Keep what this gives until the response begins.
     #[must_use = "dropping it says that nobody waits for the response any more"]
     pub fn owe(self: &Arc<Self>) -> Owing {
@@ -250,6 +267,11 @@ impl Host {
     /// What was counted since the last call: all, and local failures that are split off.
     pub(super) fn take_rates(&self) -> [Rate; 2] {
         [self.counts.outcomes.take(), self.counts.local.take()]
+    }
+
+    /// Segments sent since the last call, and how many of them again.
+    pub(super) fn take_segments(&self) -> [u64; 2] {
+        self.segments.each_ref().map(|count| count.swap(0, Relaxed))
     }
 
     fn success(&self, n: u32) {
@@ -418,7 +440,8 @@ impl Host {
         }
     }
 
-    /// Gives it another share; `None` if it has that one already.
+    /// Gives it another share; `None` if it has that one already. It gets the whole one from the
+    /// detector that took it only.
     pub(super) fn set_share(
         &self,
         share: u8,
@@ -426,14 +449,24 @@ impl Host {
         evidence: Evidence,
         now: Instant,
     ) -> Option<Event> {
+        let by = u8::try_from(detector.index()).unwrap_or(u8::MAX);
+        if share < 100 {
+            self.demoted_by.store(by, Relaxed);
+        } else if self.demoted_by.load(Relaxed) != by {
+            return None;
+        }
         let before = self.share.swap(share, Relaxed);
         let action = if share < 100 { Action::Demote } else { Action::Restore };
         (before != share).then(|| self.event(action, Some(detector), Some(evidence), now))
     }
 
     /// Reports a slow origin that keeps its share.
-    pub(super) fn would_demote(&self, evidence: Evidence, now: Instant) -> Option<Event> {
-        let detector = Detector::HandshakeLatency;
+    pub(super) fn would_demote(
+        &self,
+        detector: Detector,
+        evidence: Evidence,
+        now: Instant,
+    ) -> Option<Event> {
         let event = Event {
             enforced: false,
             withheld: Some(Withheld::Enforcing),
@@ -454,6 +487,8 @@ impl Host {
         self.forgive();
         self.take_rates();
         self.handshakes.take();
+        self.rtts.take();
+        self.take_segments();
         self.multiplier.store(0, Relaxed);
         self.returned.store(0, Relaxed);
         self.share.store(100, Relaxed);

@@ -96,6 +96,8 @@ impl Shared {
                 config.failure_percentage.enforcing_local_origin
             }
             Detector::HandshakeLatency => config.handshake_latency.enforcing,
+            Detector::RttLatency => config.rtt_latency.enforcing,
+            Detector::RetransmissionPercentage => config.retransmission_percentage.enforcing,
             Detector::Stall => config.stall.enforcing,
         };
         rng.random_range(0..100) < percent

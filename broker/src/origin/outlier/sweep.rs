@@ -12,7 +12,8 @@ use super::HostSnapshot;
 use super::event::{Detector, Event, Evidence};
 use super::host::Host;
 use super::shared::Shared;
-use crate::config::outlier::SlowAction;
+use super::times::Times;
+use crate::config::outlier::{Latency, Outlier, SlowAction};
 
 /// What a slow origin gets of its share, in percent: enough to see when it is quick again.
 const SLOW_SHARE: u8 = 25;
@@ -84,6 +85,10 @@ impl Members {
         self.by_address.get(&address).map(|member| Arc::clone(&member.host))
     }
 
+    pub(super) fn all(&self) -> Vec<Arc<Host>> {
+        self.by_address.values().map(|member| Arc::clone(&member.host)).collect()
+    }
+
     pub(super) fn hosts(&self) -> impl Iterator<Item = &Host> {
         self.by_address.values().map(|member| &*member.host)
     }
@@ -100,6 +105,10 @@ impl Members {
         })
     }
 
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        now >= self.interval_ends
+    }
+
     pub(super) fn sweep(
         &mut self,
         shared: &Shared,
@@ -109,12 +118,14 @@ impl Members {
         let mut events: Vec<Event> =
             self.hosts().filter_map(|host| host.uneject_if_due(now)).collect();
         self.silences(shared, now, rng, &mut events);
-        if now < self.interval_ends {
+        if !self.is_due(now) {
             return events;
         }
         self.interval_ends = now + shared.config.interval;
         self.rates(shared, now, rng, &mut events);
-        self.handshakes(shared, now, rng, &mut events);
+        self.latencies(&HANDSHAKES, shared, now, rng, &mut events);
+        self.latencies(&ROUND_TRIPS, shared, now, rng, &mut events);
+        self.retransmissions(shared, now, rng, &mut events);
         self.hosts().for_each(|host| host.end_interval(now));
         events
     }
@@ -195,59 +206,132 @@ impl Members {
         }
     }
 
-    fn handshakes(
+    fn latencies(
+        &self,
+        what: &Latencies,
+        shared: &Shared,
+        now: Instant,
+        rng: &mut impl Rng,
+        events: &mut Vec<Event>,
+    ) {
+        let (config, detector) = ((what.config)(&shared.config), what.detector);
+        let mut medians: Vec<_> = self
+            .hosts()
+            .map(|host| (host, (what.times)(host).take()))
+            .filter(|(host, (times, _))| host.is_in_service() && *times >= config.volume)
+            .map(|(host, (times, p50_us))| (p50_us, times, host))
+            .collect();
+        medians.sort_by_key(|(p50_us, ..)| *p50_us);
+        if !is_enough(medians.len(), config.minimum_hosts) {
+            return;
+        }
+        let minimum_us = micros(config.minimum);
+        // The slowest first, as where rates are judged.
+        for (place, &(p50_us, times, host)) in medians.iter().enumerate().rev() {
+            let peers_p50_us = medians[peers_median(medians.len(), place)].0;
+            let evidence = (what.evidence)(p50_us, peers_p50_us, times);
+            let far = u128::from(p50_us) * 1000
+                >= u128::from(peers_p50_us) * u128::from(config.factor)
+                && p50_us.saturating_sub(peers_p50_us) >= minimum_us;
+            events.extend(match (far, config.action) {
+                (true, SlowAction::Eject) => host.eject(detector, evidence, now, rng),
+                (true, SlowAction::Weight) => demote(host, detector, evidence, shared, now, rng),
+                (false, _) => host.set_share(100, detector, evidence, now),
+            });
+        }
+    }
+
+    /// Segments get lost between here and there, or on this gateway's own network: then with its peers,
+    /// too.
+    fn retransmissions(
         &self,
         shared: &Shared,
         now: Instant,
         rng: &mut impl Rng,
         events: &mut Vec<Event>,
     ) {
-        let config = shared.config.handshake_latency;
-        let detector = Detector::HandshakeLatency;
-        let mut medians: Vec<_> = self
+        let config = shared.config.retransmission_percentage;
+        let mut by_share: Vec<_> = self
             .hosts()
-            .map(|host| (host, host.handshakes.take()))
-            .filter(|(host, (handshakes, _))| host.is_in_service() && *handshakes >= config.volume)
-            .map(|(host, (handshakes, p50_us))| (p50_us, handshakes, host))
+            .map(|host| (host, host.take_segments()))
+            .filter(|(host, [sent, _])| {
+                host.is_in_service() && *sent >= u64::from(config.segment_volume)
+            })
+            .map(|(host, [sent, again])| (again as f64 * 100.0 / sent as f64, sent, host))
             .collect();
-        medians.sort_by_key(|(p50_us, ..)| *p50_us);
-        let enough = medians.len() >= (config.minimum_hosts as usize).max(2);
-        if !enough {
+        by_share.sort_by(|a, b| a.0.total_cmp(&b.0));
+        if !is_enough(by_share.len(), config.minimum_hosts) {
             return;
         }
-        let minimum_us = micros(config.minimum);
-        // The slowest first, as where rates are judged.
-        for (place, &(p50_us, handshakes, host)) in medians.iter().enumerate().rev() {
-            // The lower median of the others, in order without this one.
-            let middle = (medians.len() - 2) / 2;
-            let peers_p50_us = medians[middle + usize::from(middle >= place)].0;
-            let evidence = Evidence::HandshakeLatency { p50_us, peers_p50_us, handshakes };
-            let far = u128::from(p50_us) * 1000
-                >= u128::from(peers_p50_us) * u128::from(config.factor)
-                && p50_us.saturating_sub(peers_p50_us) >= minimum_us;
-            events.extend(match (far, config.action) {
-                (true, SlowAction::Eject) => host.eject(detector, evidence, now, rng),
-                (true, SlowAction::Weight) => demote(host, evidence, shared, now, rng),
-                (false, _) => host.set_share(100, detector, evidence, now),
-            });
+        let detector = Detector::RetransmissionPercentage;
+        for (place, &(share, segments, host)) in by_share.iter().enumerate().rev() {
+            let peers_percentage = by_share[peers_median(by_share.len(), place)].0;
+            if share < f64::from(config.threshold) || share < 2.0 * peers_percentage {
+                continue;
+            }
+            let evidence = Evidence::RetransmissionPercentage {
+                retransmission_percentage: share,
+                peers_percentage,
+                threshold: config.threshold,
+                segments,
+            };
+            events.extend(host.eject(detector, evidence, now, rng));
         }
     }
 }
 
+/// Times by which slow origins are told.
+struct Latencies {
+    detector: Detector,
+    config: fn(&Outlier) -> Latency,
+    times: fn(&Host) -> &Times,
+    /// Of an origin's median, its peers', and how many times it is of.
+    evidence: fn(u64, u64, u32) -> Evidence,
+}
+
+const HANDSHAKES: Latencies = Latencies {
+    detector: Detector::HandshakeLatency,
+    config: |config| config.handshake_latency,
+    times: |host| &host.handshakes,
+    evidence: |p50_us, peers_p50_us, handshakes| Evidence::HandshakeLatency {
+        p50_us,
+        peers_p50_us,
+        handshakes,
+    },
+};
+
+const ROUND_TRIPS: Latencies = Latencies {
+    detector: Detector::RttLatency,
+    config: |config| config.rtt_latency,
+    times: |host| &host.rtts,
+    evidence: |p50_us, peers_p50_us, rtts| Evidence::RttLatency { p50_us, peers_p50_us, rtts },
+};
+
+/// Whether so many hosts can be compared.
+fn is_enough(hosts: usize, minimum: u32) -> bool {
+    hosts >= (minimum as usize).max(2)
+}
+
+/// Where the lower median of the others is, in order without the one at `place`.
+fn peers_median(hosts: usize, place: usize) -> usize {
+    let middle = (hosts - 2) / 2;
+    middle + usize::from(middle >= place)
+}
+
 fn demote(
     host: &Host,
+    detector: Detector,
     evidence: Evidence,
     shared: &Shared,
     now: Instant,
     rng: &mut impl Rng,
 ) -> Option<Event> {
-    let detector = Detector::HandshakeLatency;
     if host.share() < 100 {
         return None;
     }
     shared.detected[detector.index()].inc();
     if !shared.enforces(detector, rng) {
-        return host.would_demote(evidence, now);
+        return host.would_demote(detector, evidence, now);
     }
     shared.enforced[detector.index()].inc();
     host.set_share(SLOW_SHARE, detector, evidence, now)

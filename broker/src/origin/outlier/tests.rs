@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use broker_ebpf::abi::FINE_BUCKETS;
+use broker_ebpf::flow::fine_bucket;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -558,6 +560,84 @@ fn slow_handshakes() {
     handshakes(&fleet, Duration::from_millis(1));
     let events = fleet.wait(secs(10));
     assert_eq!((events[0].action, fleet.hosts[2].share()), (Action::Restore, 100));
+}
+
+#[test]
+fn long_round_trips() {
+    let round_trips = |fleet: &Fleet, slow_us| {
+        for host in &fleet.hosts {
+            let us = if host.address() == address(2) { slow_us } else { 1000 };
+            let mut rtts = [0; FINE_BUCKETS];
+            rtts[fine_bucket(us)] = 20;
+            host.record_path(0, 0, &rtts);
+        }
+    };
+    let mut config = only_consecutive(20);
+    let mut fleet = Fleet::new(5, config.clone());
+    round_trips(&fleet, 40_000);
+    assert_eq!(detectors(&fleet.wait(secs(10))), [("rtt_latency", false)]);
+
+    config.rtt_latency.enforcing = 100;
+    let mut fleet = Fleet::new(5, config.clone());
+    round_trips(&fleet, 5000);
+    assert!(fleet.wait(secs(10)).is_empty(), "five times as long, but not by 5 ms");
+    round_trips(&fleet, 40_000);
+    let events = fleet.wait(secs(10));
+    assert_eq!(detectors(&events), [("rtt_latency", true)]);
+    let evidence = Evidence::RttLatency { p50_us: 40_960, peers_p50_us: 1024, rtts: 20 };
+    assert_eq!(events[0].evidence, Some(evidence));
+
+    // What one detector takes, the other does not give back.
+    config.rtt_latency.action = SlowAction::Weight;
+    let mut fleet = Fleet::new(5, config);
+    for (slow_us, action, share) in
+        [(40_000, Some(Action::Demote), 25), (40_000, None, 25), (1000, Some(Action::Restore), 100)]
+    {
+        round_trips(&fleet, slow_us);
+        for host in &fleet.hosts {
+            (0..5).for_each(|_| host.record_handshake(Duration::from_millis(1)));
+        }
+        let actions: Vec<_> = fleet.wait(secs(10)).iter().map(|e| e.action).collect();
+        assert_eq!(actions, action.into_iter().collect::<Vec<_>>());
+        assert_eq!(fleet.hosts[2].share(), share);
+    }
+}
+
+#[test]
+fn segments_sent_again() {
+    let segments = |fleet: &Fleet, of_all, of_one| {
+        for host in &fleet.hosts {
+            let again = if host.address() == address(2) { of_one } else { of_all };
+            host.record_path(200, again, &[0; FINE_BUCKETS]);
+        }
+    };
+    let mut config = only_consecutive(20);
+    let mut fleet = Fleet::new(5, config.clone());
+    segments(&fleet, 0, 10);
+    assert_eq!(detectors(&fleet.wait(secs(10))), [("retransmission_percentage", false)]);
+
+    config.retransmission_percentage.enforcing = 100;
+    let mut fleet = Fleet::new(5, config.clone());
+    segments(&fleet, 0, 9);
+    assert!(fleet.wait(secs(10)).is_empty(), "4.5 %");
+    segments(&fleet, 8, 15);
+    assert!(fleet.wait(secs(10)).is_empty(), "the network is bad for all");
+    let few = [0; FINE_BUCKETS];
+    fleet.hosts[2].record_path(199, 199, &few);
+    assert!(fleet.wait(secs(10)).is_empty(), "too few");
+    segments(&fleet, 1, 10);
+    let events = fleet.wait(secs(10));
+    assert_eq!(detectors(&events), [("retransmission_percentage", true)]);
+    let evidence = Evidence::RetransmissionPercentage {
+        retransmission_percentage: 5.0,
+        peers_percentage: 0.5,
+        threshold: 5,
+        segments: 200,
+    };
+    assert_eq!((events[0].evidence, fleet.ejected()), (Some(evidence), vec![2]));
+    let mut fleet = Fleet::new(4, config);
+    segments(&fleet, 0, 100);
+    assert!(fleet.wait(secs(10)).is_empty(), "too few to compare");
 }
 
 #[test]

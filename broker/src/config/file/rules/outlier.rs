@@ -7,8 +7,8 @@ use super::check::Checker;
 use super::quoted;
 use crate::config::Route;
 use crate::config::outlier::{
-    Consecutive, FailurePercentage, HandshakeLatency, Outlier, Panic, SlowAction, Stall,
-    SuccessRate,
+    Consecutive, FailurePercentage, Latency, Outlier, Panic, RetransmissionPercentage, SlowAction,
+    Stall, SuccessRate,
 };
 
 /// Counters of an interval must not overflow at a million requests per second.
@@ -103,6 +103,12 @@ pub(super) fn outlier(check: &mut Checker, raw: &raw::Outlier, route: Route) -> 
         success_rate: success_rate(check, raw, default.success_rate),
         failure_percentage: failure_percentage(check, raw, default.failure_percentage),
         handshake_latency: handshake_latency(check, raw, default.handshake_latency),
+        rtt_latency: rtt_latency(check, raw, default.rtt_latency),
+        retransmission_percentage: retransmission_percentage(
+            check,
+            raw,
+            default.retransmission_percentage,
+        ),
         stall: stall(check, raw, default.stall),
     }
 }
@@ -233,49 +239,106 @@ fn failure_percentage(
     }
 }
 
-fn handshake_latency(
-    check: &mut Checker,
-    raw: &raw::Outlier,
-    default: HandshakeLatency,
-) -> HandshakeLatency {
+/// `[service.outlier]` has the same settings for handshakes and for round trips.
+struct RawLatency<'a> {
+    name: &'static str,
+    factor: Option<u32>,
+    minimum: Option<&'a str>,
+    minimum_hosts: Option<u32>,
+    volume: Option<u32>,
+    action: Option<&'a str>,
+    enforcing: Option<u8>,
+}
+
+fn handshake_latency(check: &mut Checker, raw: &raw::Outlier, default: Latency) -> Latency {
+    let raw = RawLatency {
+        name: "handshake_latency",
+        factor: raw.handshake_latency_factor,
+        minimum: raw.handshake_latency_minimum.as_deref(),
+        minimum_hosts: raw.handshake_latency_minimum_hosts,
+        volume: raw.handshake_latency_volume,
+        action: raw.handshake_latency_action.as_deref(),
+        enforcing: raw.enforcing_handshake_latency,
+    };
+    latency(check, &raw, default)
+}
+
+fn rtt_latency(check: &mut Checker, raw: &raw::Outlier, default: Latency) -> Latency {
+    let raw = RawLatency {
+        name: "rtt_latency",
+        factor: raw.rtt_latency_factor,
+        minimum: raw.rtt_latency_minimum.as_deref(),
+        minimum_hosts: raw.rtt_latency_minimum_hosts,
+        volume: raw.rtt_latency_volume,
+        action: raw.rtt_latency_action.as_deref(),
+        enforcing: raw.enforcing_rtt_latency,
+    };
+    latency(check, &raw, default)
+}
+
+fn latency(check: &mut Checker, raw: &RawLatency<'_>, default: Latency) -> Latency {
+    let name = raw.name;
     let action = check.choice(
-        "outlier.handshake_latency_action",
-        raw.handshake_latency_action.as_deref(),
+        &format!("outlier.{name}_action"),
+        raw.action,
         &[("eject", SlowAction::Eject), ("weight", SlowAction::Weight)],
         Some(default.action),
     );
-    HandshakeLatency {
+    Latency {
         // Medians are known to a quarter.
         factor: check.number(
-            "outlier.handshake_latency_factor",
-            raw.handshake_latency_factor,
+            &format!("outlier.{name}_factor"),
+            raw.factor,
             default.factor,
             1500..=1_000_000,
         ),
         minimum: check.duration_from(
-            "outlier.handshake_latency_minimum",
-            raw.handshake_latency_minimum.as_deref(),
+            &format!("outlier.{name}_minimum"),
+            raw.minimum,
             default.minimum,
             Duration::ZERO,
         ),
         minimum_hosts: check.number(
-            "outlier.handshake_latency_minimum_hosts",
-            raw.handshake_latency_minimum_hosts,
+            &format!("outlier.{name}_minimum_hosts"),
+            raw.minimum_hosts,
             default.minimum_hosts,
             // Of two, nobody can tell which is the odd one.
             3..=VOLUME_MAX,
         ),
-        volume: volume(
-            check,
-            "handshake_latency_volume",
-            raw.handshake_latency_volume,
-            default.volume,
-        ),
+        volume: volume(check, &format!("{name}_volume"), raw.volume, default.volume),
         action: action.unwrap_or_default(),
+        enforcing: percent(check, &format!("enforcing_{name}"), raw.enforcing, default.enforcing),
+    }
+}
+
+fn retransmission_percentage(
+    check: &mut Checker,
+    raw: &raw::Outlier,
+    default: RetransmissionPercentage,
+) -> RetransmissionPercentage {
+    RetransmissionPercentage {
+        threshold: check.number(
+            "outlier.retransmission_percentage_threshold",
+            raw.retransmission_percentage_threshold,
+            default.threshold,
+            1..=100,
+        ),
+        minimum_hosts: check.number(
+            "outlier.retransmission_percentage_minimum_hosts",
+            raw.retransmission_percentage_minimum_hosts,
+            default.minimum_hosts,
+            3..=VOLUME_MAX,
+        ),
+        segment_volume: volume(
+            check,
+            "retransmission_percentage_segment_volume",
+            raw.retransmission_percentage_segment_volume,
+            default.segment_volume,
+        ),
         enforcing: percent(
             check,
-            "enforcing_handshake_latency",
-            raw.enforcing_handshake_latency,
+            "enforcing_retransmission_percentage",
+            raw.enforcing_retransmission_percentage,
             default.enforcing,
         ),
     }

@@ -13,6 +13,7 @@ fn settings_and_mistakes() {
          max_ejection_percent = 50\nbase_ejection_time = \"10m\"\nstall_time = \"200ms\"\n\
          success_rate_stdev_factor = 1500\nsplit_external_local_origin_errors = true\n\
          consecutive_local_origin_failure = 7\nhandshake_latency_action = \"weight\"\n\
+         rtt_latency_minimum = \"2ms\"\nenforcing_retransmission_percentage = 50\n\
          [service.panic]\nthreshold = 0\nfail_on_panic = true",
     ));
     let service = &config.services[0];
@@ -24,6 +25,9 @@ fn settings_and_mistakes() {
     assert_eq!(outlier.max_ejection_time, Duration::from_mins(10), "as long as the base");
     assert_eq!(outlier.success_rate.stdev_factor, 1500);
     assert_eq!(outlier.handshake_latency.action, SlowAction::Weight);
+    assert_eq!(outlier.rtt_latency.minimum, Duration::from_millis(2));
+    assert_eq!(outlier.rtt_latency.action, SlowAction::Eject, "each has its own");
+    assert_eq!(outlier.retransmission_percentage.enforcing, 50);
     assert_eq!(service.panic, Panic { threshold: 0, fail_on_panic: true });
 
     check(
@@ -32,7 +36,8 @@ fn settings_and_mistakes() {
              max_ejection_percent = 101\nenforcing_success_rate = 200\n\
              failure_percentage_threshold = 0\nsuccess_rate_minimum_hosts = 0\n\
              handshake_latency_factor = 1000\nhandshake_latency_minimum_hosts = 2\n\
-             handshake_latency_action = \"ignore\"\nstall_time = \"1ms\"\n\
+             handshake_latency_action = \"ignore\"\nrtt_latency_volume = 0\n\
+             retransmission_percentage_threshold = 0\nstall_time = \"1ms\"\n\
              consecutive_local_origin_failure = 5\nenforcing_local_origin_success_rate = 0\n\
              [service.panic]\nthreshold = 101",
         ),
@@ -48,6 +53,8 @@ fn settings_and_mistakes() {
             "service \"web\": outlier.handshake_latency_action = \"ignore\": must be \"eject\" or \"weight\"",
             "service \"web\": outlier.handshake_latency_factor = 1000: must be 1500..=1000000",
             "service \"web\": outlier.handshake_latency_minimum_hosts = 2: must be 3..=1000000",
+            "service \"web\": outlier.rtt_latency_volume = 0: must be 1..=1000000",
+            "service \"web\": outlier.retransmission_percentage_threshold = 0: must be 1..=100",
             "service \"web\": outlier.stall_time = \"1ms\": must be at least 50ms",
             "service \"web\": panic.threshold = 101: must be 0..=100",
         ],
