@@ -227,11 +227,12 @@ fn finish(place: Place, word: Word) -> bool {
     if !place.swap(word, next) {
         return false;
     }
-    place.leave();
     if let Some(group) = group {
+        // Before it leaves: whoever looks must see it in one of the two.
         // SAFETY: a value of the map.
         unsafe { atomic::add(&raw mut (*group).completed, 1) };
     }
+    place.leave();
     if stays {
         place.set_idle();
     } else {

@@ -47,7 +47,7 @@ use crate::config::retries::Retries;
 use crate::datapath::Datapath;
 use crate::origin::outlier::Outcome;
 use crate::origin::panic::Eligible;
-use crate::origin::watch::Watch;
+use crate::origin::watch::{Recorded, Watch};
 use crate::origin::{Chosen, Load, pick};
 use crate::stats::{EvictReason, ServiceMetrics, ServiceRecords};
 
@@ -440,14 +440,17 @@ impl Shared {
         self.watch.as_ref().is_some_and(|watch| watch.eligible() == Eligible::Nobody)
     }
 
-    /// Counts what came of an exchange with an origin, or of an attempt at one.
-    fn record(&self, origin: &Origin, outcome: Outcome) {
-        let (Some(watch), Some(host)) = (&self.watch, &origin.watched) else { return };
-        let now = clock::now();
-        if watch.record(host, outcome, now, &mut *self.environment.rng.borrow_mut()) {
+    /// Counts what came of an exchange with an origin, or of an attempt at one, that was begun then.
+    /// Answers whether the origin is ejected for what came before.
+    fn record(&self, origin: &Origin, outcome: Outcome, sent: Instant) -> bool {
+        let (Some(watch), Some(host)) = (&self.watch, &origin.watched) else { return false };
+        let (now, rng) = (clock::now(), &mut *self.environment.rng.borrow_mut());
+        let Recorded { changed, late } = watch.record(host, outcome, sent, now, rng);
+        if changed {
             self.look_at_ejections(now);
             self.budget.call_all();
         }
+        late
     }
 
     /// What the kernel carries counts as well.

@@ -348,11 +348,14 @@ impl Steering {
         group.request_bytes.load(Relaxed).wrapping_add(no_idle)
     }
 
-    /// How many exchanges the programs have completed in a group, and how many are under way.
+    /// How many exchanges the programs have completed in a group, and how many were under way before
+    /// that: one that is being completed is counted in either, or in both, as the programs count it as
+    /// completed before it is no longer under way.
     #[must_use]
     pub fn progress(&self, group: usize) -> (u64, u64) {
-        let group = self.groups.get(group);
-        group.map_or((0, 0), |g| (g.completed.load(Relaxed), g.active.load(Relaxed)))
+        let Some(group) = self.groups.get(group) else { return (0, 0) };
+        let active = group.active.load(Acquire);
+        (group.completed.load(Acquire), active)
     }
 
     /// What the programs have noted of a slot.

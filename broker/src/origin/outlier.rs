@@ -8,7 +8,7 @@
 //! are under way.
 //!
 //! ```text
-//! worker   host.record(outcome, now, rng)   counts; ejects at once     lock-free
+//! worker   host.record(outcome, sent, now, rng)   counts; ejects at once     lock-free
 //!          let owing = host.owe(); …; owing.answered();
 //!          host.is_available(now)           asked by the pick
 //! control  cluster.set_hosts(…)             before workers hear of a new origin
@@ -32,10 +32,11 @@
 //!
 //! // In any worker; looked up once.
 //! let host = cluster.host(origins[0]).unwrap();
+//! let sent = now;
 //! for _ in 0..4 {
-//!     assert!(host.record(Outcome::Response(500), now, &mut rng).is_empty());
+//!     assert!(host.record(Outcome::Response(500), sent, now, &mut rng).is_empty());
 //! }
-//! let events = host.record(Outcome::Response(500), now, &mut rng);
+//! let events = host.record(Outcome::Response(500), sent, now, &mut rng);
 //! let line = serde_json::to_string(&events[0].line("web", now, 1_700_000_000_000)).unwrap();
 //! assert!(line.contains(r#""detector":"5xx""#));
 //! assert!(!host.is_available(now));
@@ -49,6 +50,7 @@
 mod event;
 mod host;
 mod shared;
+mod streak;
 mod sweep;
 #[cfg(test)]
 mod tests;

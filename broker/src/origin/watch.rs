@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use broker_ebpf::abi::Path;
 use rand::Rng;
 
-use super::outlier::{Cluster, Event, Host, Outcome, Snapshot};
+use super::outlier::{Action, Cluster, Event, Host, Outcome, Snapshot};
 use super::panic::{self, Eligible, Hosts};
 use crate::clock;
 use crate::config::outlier::{Outlier, Panic};
@@ -34,6 +34,15 @@ struct Carries {
     group: usize,
     /// Exchanges completed, and under way, that the host has heard of.
     told: (u64, u64),
+}
+
+/// What came of counting an outcome.
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded {
+    /// Whether anything changed for anybody, which is rare.
+    pub changed: bool,
+    /// Whether the origin is ejected for what came before this.
+    pub late: bool,
 }
 
 impl Watch {
@@ -77,22 +86,40 @@ impl Watch {
 
     /// Tells a host what the kernel has carried to it meanwhile, for all workers.
     pub fn hear_kernel(&self, host: &Host) {
-        for carries in self.lock().get_mut(&host.address()).into_iter().flatten() {
+        let mut kernel = self.lock();
+        let Some(all) = kernel.get_mut(&host.address()) else { return };
+        let (mut carried, mut under_way) = (0, 0);
+        for carries in all {
             let (completed, active) = carries.steering.progress(carries.group);
             let (before, was_active) = std::mem::replace(&mut carries.told, (completed, active));
-            host.record_carried(u32::try_from(completed.wrapping_sub(before)).unwrap_or(0));
+            carried += u32::try_from(completed.wrapping_sub(before)).unwrap_or(0);
+            under_way += u32::try_from(active).unwrap_or(0);
             let change = active.cast_signed().wrapping_sub(was_active.cast_signed());
             host.add_owed(i32::try_from(change).unwrap_or(0));
         }
+        // Under the lock: what is under way belongs to what was carried before.
+        host.record_carried(carried, under_way);
     }
 
-    /// Counts an outcome. Answers whether anything changed for anybody, which is rare.
-    pub fn record(&self, host: &Host, outcome: Outcome, now: Instant, rng: &mut impl Rng) -> bool {
-        // Failures in a row are such only if the kernel has carried nothing in between.
-        if !matches!(outcome, Outcome::Response(..500) | Outcome::Accepted) {
+    /// Counts an outcome of a request that was sent then.
+    pub fn record(
+        &self,
+        host: &Host,
+        outcome: Outcome,
+        sent: Instant,
+        now: Instant,
+        rng: &mut impl Rng,
+    ) -> Recorded {
+        // Failures in a row are such only if the kernel has carried nothing in between. A streak that
+        // begins must know what was under way no earlier than its first failure was read.
+        let failed = !matches!(outcome, Outcome::Response(..500) | Outcome::Accepted);
+        if failed {
             self.hear_kernel(host);
         }
-        self.tell(&host.record(outcome, now, rng))
+        let events = host.record(outcome, sent, now, rng);
+        let ejected = events.iter().any(|event| event.enforced && event.action == Action::Eject);
+        let changed = self.tell(&events);
+        Recorded { changed, late: failed && !ejected && host.is_out(now) }
     }
 
     /// Tells hosts what connections to them have seen of the way, where that is about to be judged.

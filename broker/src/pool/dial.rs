@@ -161,7 +161,7 @@ impl Shared {
                         host.record_handshake(handshake);
                     }
                     if shared.usage == Use::Once {
-                        shared.record(&origin, Outcome::Accepted);
+                        shared.record(&origin, Outcome::Accepted, started);
                     }
                     origin.metrics.created.inc();
                     origin
@@ -191,7 +191,7 @@ impl Shared {
     fn dial_failed(self: &Rc<Self>, origin: &Rc<Origin>, error: &io::Error, started: Instant) {
         tracing::debug!(origin = %origin.address, %error, "dial failed");
         origin.count_failed_dial(error);
-        self.record(origin, Outcome::Failed(outlier::Failure::Connect));
+        self.record(origin, Outcome::Failed(outlier::Failure::Connect), started);
         let now = clock::now();
         origin.metrics.failing.set(1);
         origin.backoff.borrow_mut().fail(now, &mut *self.environment.rng.borrow_mut());

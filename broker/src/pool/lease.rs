@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::budget::{Budget, RequestPermit, RetryPermit};
@@ -28,21 +28,28 @@ pub struct Lease {
     request: Option<RequestPermit>,
     /// Set if the exchange is being tried again.
     retry: Option<RetryPermit>,
+    /// When the request was sent, if it was before there was a lease.
+    sent: Option<Instant>,
 }
 
 impl Lease {
     pub(super) fn new(pool: Rc<Shared>, origin: Rc<Origin>, connection: Connection) -> Self {
         origin.publish();
         let connection = Some(connection);
-        Self { pool, origin, connection, touched: false, request: None, retry: None }
+        Self { pool, origin, connection, touched: false, request: None, retry: None, sent: None }
     }
 
     /// A lease in the middle of an exchange that the kernel has begun.
-    pub(super) fn taken_over(pool: Rc<Shared>, origin: Rc<Origin>, connection: Connection) -> Self {
+    pub(super) fn taken_over(
+        pool: Rc<Shared>,
+        origin: Rc<Origin>,
+        connection: Connection,
+        sent: Instant,
+    ) -> Self {
         origin.publish();
-        let request = pool.budget.adopt_request();
-        let connection = Some(connection);
-        Self { pool, origin, connection, touched: true, request: Some(request), retry: None }
+        let request = Some(pool.budget.adopt_request());
+        let (connection, sent) = (Some(connection), Some(sent));
+        Self { pool, origin, connection, touched: true, request, retry: None, sent }
     }
 
     /// Counts the exchange that it is for. `false` if there are too many.
@@ -61,10 +68,11 @@ impl Lease {
         self.retry.take()
     }
 
-    /// Where to tell what comes of the exchange.
+    /// Where to tell what comes of the exchange. To be asked for before its request is sent.
     #[must_use]
-    pub fn conduct(&self) -> Conduct {
-        Conduct { pool: Rc::clone(&self.pool), origin: Rc::clone(&self.origin) }
+    pub fn conduct(&mut self) -> Conduct {
+        let sent = self.sent.take().unwrap_or_else(clock::now);
+        Conduct { pool: Rc::clone(&self.pool), origin: Rc::clone(&self.origin), sent }
     }
 
     /// The socket, for use: from now on only [`Lease::settle`] can bring it back to the pool.
@@ -148,6 +156,8 @@ impl Lease {
 pub struct Conduct {
     pool: Rc<Shared>,
     origin: Rc<Origin>,
+    /// No later than the request.
+    sent: Instant,
 }
 
 impl Conduct {
@@ -157,21 +167,20 @@ impl Conduct {
         Some(self.origin.watched.as_ref()?.owe())
     }
 
-    /// The head of a response has come. Answers whether the origin had been ejected before, and this
+    /// The head of a response has come. Answers whether the origin is ejected for those before, and this
     /// is one more reason for it: whoever can had better ask another one.
     #[must_use]
     pub fn responded(&self, status: u16) -> bool {
-        let ejected = status >= 500 && !self.origin.is_available(clock::now());
         if status >= 500 {
             self.origin.metrics.responses_5xx.inc();
         }
-        self.pool.record(&self.origin, Outcome::Response(status));
-        ejected && !self.pool.panics()
+        let late = self.pool.record(&self.origin, Outcome::Response(status), self.sent);
+        status >= 500 && late && !self.pool.panics()
     }
 
     /// There was no response.
     pub fn failed(&self, failure: outlier::Failure) {
-        self.pool.record(&self.origin, Outcome::Failed(failure));
+        self.pool.record(&self.origin, Outcome::Failed(failure), self.sent);
     }
 
     /// Waits until the origin is ejected because it owes responses and gives none, while another one

@@ -118,6 +118,8 @@ pub struct TakenOver {
     pub client: u64,
     /// The whole request.
     pub request: Vec<u8>,
+    /// When it was sent, or a moment earlier.
+    pub sent: Instant,
 }
 
 impl Stock {
@@ -295,7 +297,8 @@ impl Stock {
             (Phase::Relay | Phase::Dirty, _) => Vec::new(),
             _ => return Attention::None,
         };
-        let ended = steering.noted(slot).is_some_and(|noted| noted.ended);
+        let noted = steering.noted(slot);
+        let ended = noted.is_some_and(|noted| noted.ended);
         let Some(mut connection) = self.remove(slot) else { return Attention::None };
         match (word.phase(), word.owner()) {
             (Phase::Relay, 0) => Attention::Back(connection),
@@ -304,7 +307,10 @@ impl Stock {
                 let _ours = steering.swap(slot, word, Word::new(Phase::Relay, 0));
                 // The kernel has counted this one already.
                 connection.life.exchanges = connection.life.exchanges.saturating_sub(1);
-                Attention::TakeOver(connection, TakenOver { client, request })
+                let now = clock::now();
+                let running = noted.map(|noted| steering::now().saturating_sub(noted.started));
+                let sent = running.and_then(|running| now.checked_sub(running)).unwrap_or(now);
+                Attention::TakeOver(connection, TakenOver { client, request, sent })
             }
             (_, 0) if ended => Attention::Dirty(connection, EvictReason::IdleClosed),
             (_, 0) => Attention::Dirty(connection, EvictReason::IdleBytes),

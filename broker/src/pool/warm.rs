@@ -168,7 +168,8 @@ impl Shared {
                 None
             }
             Attention::TakeOver(connection, exchange) => {
-                let lease = Lease::taken_over(Rc::clone(self), Rc::clone(origin), connection);
+                let (pool, origin) = (Rc::clone(self), Rc::clone(origin));
+                let lease = Lease::taken_over(pool, origin, connection, exchange.sent);
                 Some(Steered::TakeOver(lease, exchange))
             }
             Attention::Broken(connection, client) => {

@@ -11,6 +11,7 @@ use rand::{Rng, RngExt};
 
 use super::event::{Action, Detector, Event, Evidence, Withheld};
 use super::shared::{CLAIMED, GONE, IN_SERVICE, Shared};
+use super::streak::Streak;
 use super::times::Times;
 
 /// How an exchange with an origin, or an attempt at one, has ended.
@@ -81,9 +82,11 @@ struct Counts {
     outcomes: Tally,
     /// Local failures and their absence, if they are split off.
     local: Tally,
-    consecutive_5xx: AtomicU32,
-    consecutive_gateway_failure: AtomicU32,
-    consecutive_local_origin_failure: AtomicU32,
+    consecutive_5xx: Streak,
+    consecutive_gateway_failure: Streak,
+    consecutive_local_origin_failure: Streak,
+    /// Exchanges that others have under way, as of when they last told.
+    carrying: AtomicU32,
     owed: AtomicU32,
     answers: AtomicU64,
 }
@@ -173,40 +176,69 @@ impl Host {
         self.share.load(Relaxed)
     }
 
-    /// Counts an outcome, whoever saw it. If it is the one too many, the origin is ejected here and
-    /// now: no worker picks it after this. Takes no lock; the answer is nearly always empty (and
-    /// then costs nothing), and otherwise belongs into the event log.
+    /// Whether what it has just answered is one failure too many: it is ejected, or somebody is about to
+    /// decide that.
+    #[must_use]
+    pub fn is_out(&self, now: Instant) -> bool {
+        let counts = &self.counts;
+        // In this order: what was decided can be seen before it is said that it was.
+        [&counts.consecutive_5xx, &counts.consecutive_gateway_failure]
+            .iter()
+            .any(|s| s.is_judging())
+            || !self.is_available(now)
+    }
+
+    /// Counts an outcome, whoever saw it, of a request (or an attempt to connect) that was sent then. If
+    /// it is the one too many, the origin is ejected here and now: no worker picks it after this. Takes no
+    /// lock; the answer is nearly always empty (and then costs nothing), and otherwise belongs into the
+    /// event log.
     #[must_use = "these are for the event log"]
-    pub fn record(&self, outcome: Outcome, now: Instant, rng: &mut impl Rng) -> Vec<Event> {
+    pub fn record(
+        &self,
+        outcome: Outcome,
+        sent: Instant,
+        now: Instant,
+        rng: &mut impl Rng,
+    ) -> Vec<Event> {
         let mut events = Vec::new();
         // Before counting, because it is back with nothing counted against it.
         events.extend(self.uneject_if_due(now));
         let split = self.shared.config.split_external_local_origin_errors;
+        let sent = self.shared.stamp(sent);
         match outcome {
             Outcome::Response(status) => {
-                self.count(status, Some(status), now, rng, &mut events);
+                self.count(status, Some(status), sent, now, rng, &mut events);
                 if split {
-                    self.local_success(1);
+                    self.local_success(sent);
                 }
             }
-            Outcome::Accepted if split => self.local_success(1),
-            Outcome::Accepted => self.success(1),
+            Outcome::Accepted if split => self.local_success(sent),
+            Outcome::Accepted => self.success(sent),
             Outcome::Failed(_) if split => self.local_failure(now, rng, &mut events),
-            Outcome::Failed(failure) => self.count(failure.status(), None, now, rng, &mut events),
+            Outcome::Failed(failure) => {
+                self.count(failure.status(), None, sent, now, rng, &mut events);
+            }
         }
         events
     }
 
-    /// Counts `n` exchanges that others have carried out, all with responses below 500.
-    pub fn record_carried(&self, n: u32) {
-        if n == 0 {
-            return;
+    /// Counts `n` exchanges that others have carried out, all with responses below 500; so many more are
+    /// under way with them, which must not be less than there were when `n` was known.
+    pub fn record_carried(&self, n: u32, under_way: u32) {
+        let counts = &self.counts;
+        if n > 0 {
+            counts.outcomes.add(n, true);
+            counts.consecutive_5xx.carried(n);
+            counts.consecutive_gateway_failure.carried(n);
+            if self.shared.config.split_external_local_origin_errors {
+                counts.local.add(n, true);
+                counts.consecutive_local_origin_failure.carried(n);
+            }
+            counts.answers.fetch_add(u64::from(n), Relaxed);
         }
-        self.success(n);
-        if self.shared.config.split_external_local_origin_errors {
-            self.local_success(n);
-        }
-        self.counts.answers.fetch_add(u64::from(n), Relaxed);
+        // Only now: a streak that begins with this number has yet to hear of all that follow, and of no
+        // others.
+        counts.carrying.store(under_way, Release);
     }
 
     /// How long a handshake took.
@@ -274,15 +306,15 @@ impl Host {
         self.segments.each_ref().map(|count| count.swap(0, Relaxed))
     }
 
-    fn success(&self, n: u32) {
-        self.counts.outcomes.add(n, true);
-        clear(&self.counts.consecutive_5xx);
-        clear(&self.counts.consecutive_gateway_failure);
+    fn success(&self, sent: u64) {
+        self.counts.outcomes.add(1, true);
+        self.counts.consecutive_5xx.succeeded(sent);
+        self.counts.consecutive_gateway_failure.succeeded(sent);
     }
 
-    fn local_success(&self, n: u32) {
-        self.counts.local.add(n, true);
-        clear(&self.counts.consecutive_local_origin_failure);
+    fn local_success(&self, sent: u64) {
+        self.counts.local.add(1, true);
+        self.counts.consecutive_local_origin_failure.succeeded(sent);
     }
 
     /// `shown` is the status for the event.
@@ -290,38 +322,52 @@ impl Host {
         &self,
         status: u16,
         shown: Option<u16>,
+        sent: u64,
         now: Instant,
         rng: &mut impl Rng,
         events: &mut Vec<Event>,
     ) {
         if !(500..600).contains(&status) {
-            return self.success(1);
+            return self.success(sent);
         }
         self.counts.outcomes.add(1, false);
         let config = &self.shared.config;
-        let evidence = |failures| Evidence::Consecutive { failures, status: shown };
+        let (errors, limit) = (&self.counts.consecutive_5xx, config.consecutive_5xx.failures);
+        let gateway = &self.counts.consecutive_gateway_failure;
         // In Envoy's order: of two that notice the same failure, the second one may find that
         // there is nothing left to do.
         if matches!(status, 502..=504) {
             let limit = config.consecutive_gateway_failure.failures;
-            if let Some(n) = one_more(&self.counts.consecutive_gateway_failure, limit) {
-                events.extend(self.eject(Detector::GatewayFailure, evidence(n), now, rng));
-            }
+            self.failed(gateway, limit, Detector::GatewayFailure, shown, now, rng, events);
         } else {
-            clear(&self.counts.consecutive_gateway_failure);
+            gateway.succeeded(sent);
         }
-        if let Some(n) = one_more(&self.counts.consecutive_5xx, config.consecutive_5xx.failures) {
-            events.extend(self.eject(Detector::Consecutive5xx, evidence(n), now, rng));
-        }
+        self.failed(errors, limit, Detector::Consecutive5xx, shown, now, rng, events);
     }
 
     fn local_failure(&self, now: Instant, rng: &mut impl Rng, events: &mut Vec<Event>) {
         self.counts.local.add(1, false);
         let limit = self.shared.config.consecutive_local_origin_failure.failures;
-        let counter = &self.counts.consecutive_local_origin_failure;
-        if let Some(failures) = one_more(counter, limit) {
-            let evidence = Evidence::Consecutive { failures, status: None };
-            events.extend(self.eject(Detector::LocalOriginFailure, evidence, now, rng));
+        let streak = &self.counts.consecutive_local_origin_failure;
+        self.failed(streak, limit, Detector::LocalOriginFailure, None, now, rng, events);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what is counted, and whatever an event needs")]
+    fn failed(
+        &self,
+        streak: &Streak,
+        limit: u32,
+        detector: Detector,
+        status: Option<u16>,
+        now: Instant,
+        rng: &mut impl Rng,
+        events: &mut Vec<Event>,
+    ) {
+        let carrying = self.counts.carrying.load(Acquire);
+        if let Some(failures) = streak.failed(limit, self.shared.stamp(now), carrying) {
+            let evidence = Evidence::Consecutive { failures, status };
+            events.extend(self.eject(detector, evidence, now, rng));
+            streak.judged();
         }
     }
 
@@ -419,9 +465,9 @@ impl Host {
 
     fn forgive(&self) {
         self.silent.store(false, Relaxed);
-        clear(&self.counts.consecutive_5xx);
-        clear(&self.counts.consecutive_gateway_failure);
-        clear(&self.counts.consecutive_local_origin_failure);
+        self.counts.consecutive_5xx.clear();
+        self.counts.consecutive_gateway_failure.clear();
+        self.counts.consecutive_local_origin_failure.clear();
     }
 
     /// Once in each interval: detectors that had no effect may report again, and an origin that has
@@ -538,21 +584,5 @@ impl Owing {
 impl Drop for Owing {
     fn drop(&mut self) {
         self.0.add_owed(-1);
-    }
-}
-
-/// One more failure in a row; how many, if that is a multiple of the limit. Of all workers exactly
-/// one hears of each. A run that goes on without an ejection is noticed again and again, as if it
-/// were counted from zero.
-fn one_more(counter: &AtomicU32, limit: u32) -> Option<u32> {
-    let failures = counter.fetch_add(1, Relaxed).wrapping_add(1);
-    (limit > 0 && failures.is_multiple_of(limit)).then_some(failures)
-}
-
-/// Writes only what is not zero already: nearly all exchanges find it so, and leave the cache line
-/// to others.
-fn clear(counter: &AtomicU32) {
-    if counter.load(Relaxed) != 0 {
-        counter.store(0, Relaxed);
     }
 }

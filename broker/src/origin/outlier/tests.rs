@@ -44,8 +44,10 @@ impl Fleet {
         Self { cluster, hosts, begun: now, now, rng: StdRng::seed_from_u64(1) }
     }
 
+    /// Of a request that was sent after all that has happened before.
     fn record(&mut self, host: usize, outcome: Outcome) -> Vec<Event> {
-        self.hosts[host].record(outcome, self.now, &mut self.rng)
+        let sent = self.now + Duration::from_nanos(1);
+        self.hosts[host].record(outcome, sent, self.now, &mut self.rng)
     }
 
     fn fail(&mut self, host: usize, times: usize) -> Vec<Event> {
@@ -109,6 +111,30 @@ fn the_fifth_error_in_a_row_ejects_at_once() {
     assert_eq!(fleet.ejected(), [3]);
     assert!(fleet.fail(3, 20).is_empty(), "those that were under way change nothing");
     assert_eq!(fleet.cluster.snapshot(fleet.now).detected["5xx"], 1);
+}
+
+#[test]
+fn a_success_that_is_older_than_the_first_failure_changes_nothing() {
+    let mut fleet = Fleet::new(10, only_consecutive(10));
+    let old = fleet.now;
+    fleet.now += secs(1);
+    for _ in 0..4 {
+        assert!(fleet.fail(3, 1).is_empty());
+        fleet.now += secs(1);
+        let host = &fleet.hosts[3];
+        assert!(host.record(Outcome::Response(200), old, fleet.now, &mut fleet.rng).is_empty());
+        // Not all that others have carried can be older than it.
+        host.record_carried(0, 2);
+    }
+    assert_eq!(detectors(&fleet.fail(3, 1)), [("5xx", true)]);
+    assert!(fleet.hosts[3].is_out(fleet.now) && !fleet.hosts[4].is_out(fleet.now));
+
+    fleet.hosts[4].record_carried(10, 2);
+    assert!(fleet.fail(4, 4).is_empty());
+    fleet.hosts[4].record_carried(2, 7);
+    assert_eq!(fleet.fail(4, 1)[0].withheld, Some(Withheld::MaxEjectionPercent), "five in a row");
+    fleet.hosts[4].record_carried(1, 7);
+    assert!(fleet.fail(4, 4).is_empty(), "the third was sent later than the first failure");
 }
 
 #[test]
@@ -463,7 +489,7 @@ fn a_hung_host_is_noticed_while_its_peers_answer() {
     fleet.now += secs(30);
     assert!(!fleet.hosts[5].is_silent(fleet.now));
     for _ in 0..5 {
-        let answer = fleet.hosts[5].record(Outcome::Response(500), fleet.now, &mut fleet.rng);
+        let answer = fleet.record(5, Outcome::Response(500));
         drop(answer);
     }
     assert_eq!(fleet.ejected(), [5]);
@@ -694,10 +720,10 @@ fn hosts_come_and_go() {
 fn what_the_kernel_carried_counts() {
     let mut fleet = Fleet::new(5, Outlier { max_ejection_percent: 20, ..Outlier::default() });
     drop(fleet.fail(0, 4));
-    fleet.hosts[0].record_carried(0);
-    fleet.hosts[0].record_carried(3);
+    fleet.hosts[0].record_carried(0, 0);
+    fleet.hosts[0].record_carried(3, 0);
     assert!(fleet.fail(0, 4).is_empty(), "it ended the run");
-    (1..5).for_each(|host| fleet.hosts[host].record_carried(100));
+    (1..5).for_each(|host| fleet.hosts[host].record_carried(100, 0));
     fleet.requests(0, 19, 70);
     let events = fleet.wait(secs(10));
     let Some(Evidence::SuccessRate { success_rate, requests, .. }) = events[0].evidence else {

@@ -63,6 +63,7 @@ struct Bad {
 }
 
 struct Request {
+    sent: Instant,
     ends: Instant,
     /// Of two that end at once the first one is first.
     number: u64,
@@ -208,13 +209,14 @@ impl<'a> World<'a> {
         origin.active += 1;
         let owing = (behaviour != Behaviour::Refuses).then(|| origin.host.owe());
         let number = self.seen.requests;
-        let request = Request { ends: now + took, number, took, origin: chosen, outcome, owing };
+        let request =
+            Request { sent: now, ends: now + took, number, took, origin: chosen, outcome, owing };
         self.under_way.push(Reverse(request));
     }
 
     fn end_request(&mut self) {
         let Some(Reverse(request)) = self.under_way.pop() else { return };
-        let Request { origin, outcome, owing, took, .. } = request;
+        let Request { sent, origin, outcome, owing, took, .. } = request;
         self.origins[origin].active -= 1;
         let answered = matches!(outcome, Outcome::Response(_));
         if let Some(owing) = owing.filter(|_| answered) {
@@ -222,7 +224,8 @@ impl<'a> World<'a> {
         }
         self.seen.failed += u64::from(outcome != Outcome::Response(200));
         self.seen.times_us.push(took.as_micros().try_into().unwrap_or(u32::MAX));
-        let events = self.origins[origin].host.record(outcome, self.now, &mut self.rng);
+        let host = &self.origins[origin].host;
+        let events = host.record(outcome, sent, self.now, &mut self.rng);
         self.note(&events);
     }
 

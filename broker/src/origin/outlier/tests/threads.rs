@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread;
 
 use super::*;
@@ -37,12 +37,55 @@ fn a_host_is_out_after_exactly_so_many_errors_in_total() {
                 if worker >= failures {
                     return Vec::new();
                 }
-                fleet.hosts[0].record(Outcome::Response(500), fleet.now, rng)
+                fleet.hosts[0].record(Outcome::Response(500), fleet.now, fleet.now, rng)
             });
             assert_eq!(events.len(), usize::from(failures >= 6), "{failures}");
             assert_eq!(fleet.hosts[0].is_available(fleet.now), failures < 6);
         }
     }
+}
+
+/// An origin fails from some moment on, while answers of before are still on their way. Whatever the order
+/// in which they are counted, not one failure more than configured is taken for the application's own.
+#[test]
+fn no_failure_more_than_configured_is_passed_on() {
+    let mut most = 0;
+    for round in 0..200 {
+        let fleet = Fleet::new(10, only_consecutive(10));
+        let (host, fails) = (&fleet.hosts[0], AtomicU64::new(0));
+        let passed_on = AtomicU64::new(0);
+        at_once(|worker, rng| {
+            let mut events = Vec::new();
+            for n in 0..400 {
+                if (worker, n) == (0, 100) {
+                    fails.store(1, SeqCst);
+                }
+                let sent = clock::now();
+                if !host.is_available(sent) {
+                    continue;
+                }
+                // A request enters the kernel; a mere load could be made before the clock is read.
+                thread::yield_now();
+                let failed = fails.load(SeqCst) == 1;
+                if n % 7 == worker {
+                    thread::yield_now();
+                }
+                let outcome = Outcome::Response(if failed { 500 } else { 200 });
+                let now = clock::now();
+                let recorded = host.record(outcome, sent, now, rng);
+                let ejected = recorded.iter().any(|event| event.enforced);
+                let counts = failed && (ejected || !host.is_out(now));
+                passed_on.fetch_add(counts.into(), SeqCst);
+                events.extend(recorded);
+            }
+            events
+        });
+        // One of the first five may be read late, when the fifth has been counted.
+        let passed_on = passed_on.into_inner();
+        assert!(passed_on <= 5, "round {round}: {passed_on}");
+        most = most.max(passed_on);
+    }
+    assert_eq!(most, 5);
 }
 
 #[test]
@@ -55,7 +98,7 @@ fn no_burst_ejects_more_than_allowed() {
             let mut events = Vec::new();
             for host in hosts {
                 for _ in 0..5 {
-                    events.extend(host.record(Outcome::Response(500), fleet.now, rng));
+                    events.extend(host.record(Outcome::Response(500), fleet.now, fleet.now, rng));
                     let out = fleet.hosts.iter().filter(|host| !host.is_available(fleet.now));
                     assert!(out.count() <= 2);
                 }
@@ -93,7 +136,7 @@ fn everything_at_once() {
                 _ => {
                     let owing = host.owe();
                     let status = if step % 9 == 0 { 200 } else { 503 };
-                    events.extend(host.record(Outcome::Response(status), now, rng));
+                    events.extend(host.record(Outcome::Response(status), now, now, rng));
                     if step % 2 == 0 {
                         owing.answered();
                     }
