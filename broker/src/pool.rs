@@ -411,11 +411,12 @@ impl Shared {
     fn pick(
         &self,
         avoid: Option<SocketAddr>,
+        now: Instant,
         eligible: impl Fn(&Origin) -> bool,
     ) -> Option<Rc<Origin>> {
         let origins = self.current();
         let rng = &mut *self.environment.rng.borrow_mut();
-        let (now, panic) = (clock::now(), self.panics());
+        let panic = self.panics();
         let mut among = |avoid: Option<SocketAddr>| {
             let report = |index: usize| {
                 let origin = &*origins[index];

@@ -58,8 +58,9 @@ impl Shared {
         self.serve_from_stock(now);
         let avoid = avoid.or_else(|| self.first_avoids());
         while self.fresh_dials() < self.impatient(now) {
-            let room = self.pick(avoid, |o| self.can_dial(o, now));
-            let Some(origin) = room.or_else(|| self.pick(avoid, |o| self.may_dial(o, now))) else {
+            let room = self.pick(avoid, now, |o| self.can_dial(o, now));
+            let Some(origin) = room.or_else(|| self.pick(avoid, now, |o| self.may_dial(o, now)))
+            else {
                 break;
             };
             if !self.dial(&origin, false) && !self.make_room() {
@@ -101,7 +102,8 @@ impl Shared {
         let ready =
             || self.current().iter().map(|o| o.open.get() + o.dialling.get()).sum::<usize>();
         while ready() < self.config.prewarm
-            && let Some(origin) = self.pick(None, |o| self.can_dial(o, now) && o.is_available(now))
+            && let Some(origin) =
+                self.pick(None, now, |o| self.can_dial(o, now) && o.is_available(now))
             && pace.permits(self.config.prewarm_rate, now)
             && self.dial(&origin, true)
         {}
@@ -115,7 +117,7 @@ impl Shared {
         let missed = self.origins.borrow().missed();
         let mut pace = self.pace.get();
         if missed.wrapping_sub(self.missed.replace(missed)) >= MISSES
-            && let Some(origin) = self.pick(None, |o| {
+            && let Some(origin) = self.pick(None, now, |o| {
                 o.open.get() + o.dialling.get() < self.config.max_idle && self.can_dial(o, now)
             })
             && pace.permits(self.config.prewarm_rate, now)

@@ -21,12 +21,12 @@ impl Shared {
         now: Instant,
     ) -> Option<Lease> {
         loop {
-            let mut picked = self.pick(avoid, |o| o.has_idle() || self.is_cold(o, now))?;
+            let mut picked = self.pick(avoid, now, |o| o.has_idle() || self.is_cold(o, now))?;
             if !picked.has_idle() {
                 // An origin without any socket gets one in the background, so that it takes part
                 // again; nobody waits for that while another origin is warm.
                 self.dial(&picked, true);
-                picked = self.pick(avoid, Origin::has_idle)?;
+                picked = self.pick(avoid, now, Origin::has_idle)?;
             }
             let taken = picked.idle.borrow_mut().take(now).map(|(connection, _)| connection);
             match taken.or_else(|| picked.stock.as_ref()?.take()) {
