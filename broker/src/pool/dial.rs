@@ -221,7 +221,7 @@ impl Shared {
 pub(super) enum Pace {
     /// At once: nobody is served before the pool is warm.
     Free,
-    /// [`PoolConfig::prewarm_rate`]; up to one second's worth is saved up.
+    /// [`crate::config::PoolConfig::prewarm_rate`]; up to one second's worth is saved up.
     Limited {
         /// When one more may be opened.
         next: Instant,

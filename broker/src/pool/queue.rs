@@ -153,7 +153,7 @@ impl Shared {
     /// has waited the longest and is not being tried again already. It goes on waiting, for
     /// whatever comes next, if it may.
     ///
-    /// A connection that could not be made is none of an exchange's [`Retries::attempts`]: an origin
+    /// A connection that could not be made is none of an exchange's [`Retries::attempts`](crate::config::retries::Retries::attempts): an origin
     /// that cannot be reached is dialled once in each back-off, however many wait.
     pub(super) fn retry_first_waiter(&self, started: Instant, now: Instant) {
         let others = |o: &Rc<Origin>| {
