@@ -298,7 +298,7 @@ fn daemons_claim_keep_and_give_back() {
     eventually(SOON, "the index that was given back", || logged(&last) == Some(freed));
 
     etcd.stop().unwrap();
-    eventually(LEASE_OVER, "they say so", || last.log().contains("keeping what is known"));
+    eventually(LEASE_OVER, "they say so", || last.log().contains("keeping the last one"));
     assert_eq!(logged(&last), Some(freed));
     assert!(last.request("GET", "/v1/health").is_ok(), "etcd is not needed to serve");
     last.stop().unwrap();

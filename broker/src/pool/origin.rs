@@ -42,7 +42,7 @@ pub(super) struct Origin {
     leaving: Cell<bool>,
     /// Idle and leased sockets, and those left to the kernel.
     pub(super) open: Cell<usize>,
-    /// Handshakes under way; `slow` of them for longer than [`super::dial::SLOW_DIAL`].
+    /// Handshakes under way; `slow` of them for longer than `SLOW_DIAL`.
     pub(super) dialling: Cell<usize>,
     pub(super) slow: Cell<usize>,
     pub(super) backoff: RefCell<Backoff>,

@@ -153,8 +153,8 @@ impl Shared {
     /// has waited the longest and is not being tried again already. It goes on waiting, for
     /// whatever comes next, if it may.
     ///
-    /// A connection that could not be made is none of an exchange's [`Retries::attempts`](crate::config::retries::Retries::attempts): an origin
-    /// that cannot be reached is dialled once in each back-off, however many wait.
+    /// A connection that could not be made is none of an exchange's `retries.attempts`: an origin that
+    /// cannot be reached is dialled once in each back-off, however many wait.
     pub(super) fn retry_first_waiter(&self, started: Instant, now: Instant) {
         let others = |o: &Rc<Origin>| {
             o.has_idle() || o.dialling.get() > 0 || o.active() > 0 || self.may_dial(o, now)
