@@ -4,6 +4,7 @@ use std::cell::{Cell, OnceCell};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -370,6 +371,20 @@ impl Listener {
         }
     }
 
+    /// Has clients on this host served on the processor that they run on, if there is one for each of
+    /// so many listeners that share the address: what wakes whom then stays within it. From other hosts
+    /// one processor may take all packets, so those connections are spread evenly.
+    ///
+    /// To be called once it listens: a socket that brings a program along does not join the others.
+    pub fn keep_clients_on_their_processor(&self, listeners: NonZeroUsize) {
+        let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let count = u32::try_from(listeners.get()).ok().filter(|_| listeners <= processors);
+        let Some(count) = count else { return };
+        if let Err(error) = sys::choose_by_processor(self.0.get_ref().as_fd(), count) {
+            tracing::debug!(%error, "connections of this host are spread like others");
+        }
+    }
+
     /// Takes a connection that is already queued.
     pub fn accept_queued(&self) -> io::Result<Stream> {
         accept_queued(self.0.get_ref())
@@ -467,4 +482,39 @@ pub async fn dial(
         .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))?;
     refuse_itself(stream.local_addr()?, origin)?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    #[test]
+    fn clients_on_this_host_come_to_the_listener_of_their_processor() {
+        let this_thread = Pid::from_raw(0);
+        let here = sched_getaffinity(this_thread).unwrap();
+        let all: Vec<_> = (0..CpuSet::count()).filter(|&cpu| here.is_set(cpu).unwrap()).collect();
+        let count = NonZeroUsize::new(all.len().min(2)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let mut address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut listeners = Vec::new();
+        for _ in 0..count.get() {
+            let listener = Listener::start(bind(address, true, false).unwrap()).unwrap();
+            listener.keep_clients_on_their_processor(count);
+            address = listener.local_addr().unwrap();
+            listeners.push(listener);
+        }
+        for cpu in all {
+            let mut only = CpuSet::new();
+            only.set(cpu).unwrap();
+            sched_setaffinity(this_thread, &only).unwrap();
+            for _ in 0..10 {
+                let _client = TcpStream::connect(address).unwrap();
+                assert!(listeners[cpu % count].accept_queued().is_ok(), "processor {cpu}");
+            }
+        }
+    }
 }

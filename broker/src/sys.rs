@@ -22,6 +22,44 @@ pub(crate) fn defer_accept(listener: BorrowedFd<'_>, seconds: i32) -> io::Result
     set_tcp_option(listener, libc::TCP_DEFER_ACCEPT, &seconds.to_ne_bytes())
 }
 
+/// Has the kernel choose among listeners that share an address (`SO_REUSEPORT`): connections over the
+/// loopback interface go to the listener whose place is the processor's that the client runs on, all
+/// others where a hash of their ends says (`socket(7)`, `SO_ATTACH_REUSEPORT_CBPF`).
+pub(crate) fn choose_by_processor(listener: BorrowedFd<'_>, listeners: u32) -> io::Result<()> {
+    /// It is the first interface of every network namespace.
+    const LOOPBACK: u32 = 1;
+    /// An answer that is no place has the kernel choose by hash.
+    const NO_PLACE: u32 = u32::MAX;
+    let ancillary = |what: libc::c_int| (libc::SKF_AD_OFF + what).cast_unsigned();
+    #[expect(clippy::cast_possible_truncation, reason = "codes of 16 bits")]
+    let step = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let is_loopback = step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, LOOPBACK);
+    let mut program = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, ancillary(libc::SKF_AD_IFINDEX)),
+        libc::sock_filter { jt: 1, ..is_loopback },
+        step(libc::BPF_RET | libc::BPF_K, NO_PLACE),
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, ancillary(libc::SKF_AD_CPU)),
+        step(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, listeners),
+        step(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    let len = u16::try_from(program.len()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    let length =
+        libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads the program, which lives across the call, and checks it.
+    let result = unsafe {
+        libc::setsockopt(
+            listener.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            length,
+        )
+    };
+    Errno::result(result)?;
+    Ok(())
+}
+
 /// Sets an option of a TCP socket to the value with these bytes.
 pub(crate) fn set_tcp_option(
     socket: BorrowedFd<'_>,

@@ -131,7 +131,7 @@ async fn run(
     for (position, service) in shared.config.services.iter().enumerate() {
         let records = shared.registry.register(position);
         let mut origins = shared.origins[position].clone();
-        let bound = Bound::new(service, shared.config.intercept_from_netns)
+        let bound = Bound::new(service, &shared.config)
             .with_context(|| format!("service {:?}", service.name))?;
         let built = Rc::new(Service::new(
             service,
@@ -340,16 +340,18 @@ struct Bound {
 }
 
 impl Bound {
-    fn new(service: &config::Service, netns: Option<IpAddr>) -> anyhow::Result<Self> {
+    fn new(service: &config::Service, config: &Config) -> anyhow::Result<Self> {
+        let netns = config.intercept_from_netns;
         // An http1 client always speaks first; others may wait for a greeting.
         let speaks_first = matches!(service.protocol, config::Protocol::Http1 { .. });
-        let listen = |address: SocketAddr, shared: bool| -> io::Result<Listener> {
-            Listener::start(net::bind(address, shared, speaks_first)?)
+        let listen = |address: SocketAddr| -> io::Result<Listener> {
+            let listener = Listener::start(net::bind(address, true, speaks_first)?)?;
+            listener.keep_clients_on_their_processor(config.workers);
+            Ok(listener)
         };
         let mut listeners = Vec::new();
         for &address in &service.listen {
-            let listener =
-                listen(address, true).with_context(|| format!("listening on {address}"))?;
+            let listener = listen(address).with_context(|| format!("listening on {address}"))?;
             listeners.push((listener, Via::Listen));
         }
         let mut report = WorkerListeners::default();
