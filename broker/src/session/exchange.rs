@@ -1,32 +1,24 @@
 //! One http1 exchange: lease, request, response, boundary.
 
-use std::cell::{Cell, RefCell};
-use std::io::ErrorKind;
+mod attempt;
+
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use self::attempt::{Attempt, Judge, RESPONSE_BEGINS, Request};
 use super::refusal::Failure;
 use super::steered::Steered;
 use super::{Context, NoLease, checkout};
-use crate::boundary::http1::{
-    Edit, Exchange, Method, Progress, RequestHead, RequestReader, RequestStep, ResponseEnd,
-};
+use crate::boundary::http1::{Exchange, Method, RequestHead, RequestReader, RequestStep};
 use crate::boundary::{CloseReason, Verdict};
-use crate::buffers::{Buffer, Inbox};
+use crate::buffers::Inbox;
 use crate::config::Affinity;
 use crate::config::retries::Condition;
 use crate::net::Stream;
-use crate::origin::outlier;
 use crate::pool::budget::RetryPermit;
-use crate::pool::{Conduct, Lease, Pool, Refusal};
+use crate::pool::{Lease, Pool, Refusal};
 use crate::relay::{Tunnel, TunnelEnd};
-
-/// How long to wait for an origin before looking whether the client is still there. Nearly every
-/// response comes sooner, and costs no registration of the client's socket.
-const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
-
-/// Pause until a request at a silent origin is tried again, if too many others just are.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// How long a tunnel may be silent that nobody will end: its client has asked for the end, the
 /// origin was asked to go on, and where the response ends is not certain.
@@ -80,57 +72,6 @@ pub(super) struct Exchanging<'a> {
     pub(super) affinity: Affinity,
     /// Set if the kernel serves the client, too.
     pub(super) steered: Option<&'a Steered>,
-}
-
-/// A request at the start of an inbox.
-struct Request<'a> {
-    /// How much of it is there.
-    len: usize,
-    head: &'a RequestHead,
-    /// It has been sent already.
-    sent: bool,
-}
-
-/// What an attempt needs to judge its origin by.
-#[derive(Clone, Copy)]
-struct Judge<'a> {
-    conduct: &'a Conduct,
-    /// The request may run elsewhere instead, as long as nothing of this response is forwarded.
-    may_repeat: bool,
-    /// Held from when it is decided that the request is tried again until its response begins.
-    retry: &'a Cell<Option<RetryPermit>>,
-    /// Whether to notice that the client leaves.
-    watch_client: bool,
-}
-
-impl Judge<'_> {
-    /// Counts a failure. That a socket was closed while it was idle says nothing of its origin.
-    fn failed(&self, failure: Failure, was_idle: bool) {
-        match failure {
-            Failure::OriginFailed if was_idle => {}
-            Failure::OriginFailed | Failure::NoResponse => {
-                self.conduct.failed(outlier::Failure::Reset);
-            }
-            Failure::OriginStalled => self.conduct.failed(outlier::Failure::Timeout),
-            Failure::Refused(_) => {}
-        }
-    }
-}
-
-/// How one attempt on one socket went.
-enum Attempt {
-    /// The response is complete; its last part is still in the buffer. Without `uploaded`, the
-    /// origin may still lack a part of the request.
-    Complete { tail: usize, uploaded: bool },
-    /// From here on bytes pass unread; the first of them are still in the buffer.
-    Tunnel { tail: usize },
-    /// Nothing of a response was passed on: the request, which has its permit, is tried at another
-    /// origin instead.
-    Elsewhere,
-    /// The origin failed. With `unseen`, it cannot have seen any of the request.
-    OriginFailed { failure: Failure, unseen: bool },
-    /// The client went away or stalled.
-    ClientGone,
 }
 
 impl Exchanging<'_> {
@@ -262,6 +203,10 @@ impl Exchanging<'_> {
         permitted
     }
 
+    fn retries_on(self, condition: Condition) -> bool {
+        self.context.retries.on.contains(condition)
+    }
+
     fn count_repeat(self, lease: &Lease) {
         lease.count_repeat();
         self.context.metrics.retries.inc();
@@ -286,250 +231,6 @@ impl Exchanging<'_> {
         let mut lease = checkout(self.context, self.pool, self.client, failed_at, permit).await?;
         retry.set(lease.take_retry());
         Ok(lease)
-    }
-
-    /// Sends the request and receives the response, but for its last part.
-    async fn attempt(
-        self,
-        inbox: &mut Inbox,
-        request: &Request<'_>,
-        exchange: &mut Exchange,
-        lease: &mut Lease,
-        buffer: &mut Buffer,
-        judge: &Judge<'_>,
-    ) -> Attempt {
-        let reused = lease.is_reused();
-        let origin = lease.stream();
-        let stall = self.context.timeouts.origin_stall;
-        let request_len = request.len;
-        if !request.sent {
-            let bytes = &inbox.bytes()[..request_len];
-            if let Err(sent) = send_request(origin, bytes, request.head, buffer, stall).await {
-                return Attempt::OriginFailed { failure: Failure::OriginFailed, unseen: sent == 0 };
-            }
-            self.context.metrics.request_bytes.add(request_len as u64);
-        }
-        // Shared by both directions where they run at once.
-        let exchange = RefCell::new(exchange);
-        if exchange.borrow().request_done() {
-            let attempt = self.respond(&exchange, origin, reused, buffer, judge).await;
-            if !matches!(attempt, Attempt::OriginFailed { .. } | Attempt::Elsewhere) {
-                inbox.consume(request_len);
-            }
-            return attempt;
-        }
-        // The rest of the body is not held: there is no repeating from here on.
-        inbox.consume(request_len);
-        Box::pin(self.attempt_streaming(inbox, &exchange, origin, reused, buffer, judge)).await
-    }
-
-    /// Forwards the rest of the request body while the response may already be coming.
-    async fn attempt_streaming(
-        self,
-        inbox: &mut Inbox,
-        exchange: &RefCell<&mut Exchange>,
-        origin: &Stream,
-        reused: bool,
-        buffer: &mut Buffer,
-        judge: &Judge<'_>,
-    ) -> Attempt {
-        let judge = Judge { may_repeat: false, watch_client: false, ..*judge };
-        let mut respond = std::pin::pin!(self.respond(exchange, origin, reused, buffer, &judge));
-        let (attempt, all) = tokio::select! {
-            biased;
-            attempt = &mut respond => (attempt, false),
-            upload = self.upload(inbox, exchange, origin) => match upload {
-                Upload::ClientGone => (Attempt::ClientGone, false),
-                Upload::Done | Upload::Refused => {
-                    let attempt = tokio::select! {
-                        biased;
-                        attempt = respond => attempt,
-                        () = self.client.reset() => Attempt::ClientGone,
-                    };
-                    (attempt, matches!(upload, Upload::Done))
-                }
-            },
-            () = self.client.reset() => (Attempt::ClientGone, false),
-        };
-        match attempt {
-            Attempt::Complete { tail, .. } => Attempt::Complete { tail, uploaded: all },
-            other => other,
-        }
-    }
-
-    /// Forwards the rest of the request body as it comes.
-    async fn upload(
-        self,
-        inbox: &mut Inbox,
-        exchange: &RefCell<&mut Exchange>,
-        origin: &Stream,
-    ) -> Upload {
-        let timeouts = &self.context.timeouts;
-        loop {
-            let received =
-                tokio::time::timeout(timeouts.client_stall, self.client.recv(inbox.room())).await;
-            match received {
-                Ok(Ok(n @ 1..)) => inbox.filled(n),
-                // The client owes nothing while the origin owes a 100, or while it gets an answer.
-                Err(_elapsed)
-                    if exchange.borrow().awaits_continue()
-                        || exchange.borrow().response_started() =>
-                {
-                    continue;
-                }
-                _ => return Upload::ClientGone,
-            }
-            let step = exchange.borrow_mut().request_body(inbox.bytes());
-            let mut left = step.take;
-            while left > 0 {
-                // Forgotten piece by piece: if this is cancelled, what is left was not sent.
-                let Ok(n) = origin.send(&inbox.bytes()[..left], timeouts.origin_stall).await else {
-                    return Upload::Refused;
-                };
-                inbox.consume(n);
-                left -= n;
-                self.context.metrics.request_bytes.add(n as u64);
-            }
-            // Chunks that cannot be read still go to the origin; it will say what it thinks of
-            // them, and its socket is not used again.
-            if step.state == Progress::Done {
-                return Upload::Done;
-            }
-        }
-    }
-
-    /// Receives the response and forwards all of it but the last part.
-    async fn respond(
-        self,
-        exchange: &RefCell<&mut Exchange>,
-        origin: &Stream,
-        reused: bool,
-        buffer: &mut Buffer,
-        judge: &Judge<'_>,
-    ) -> Attempt {
-        // Until the response begins, or this is given up.
-        let mut owing = judge.conduct.owe();
-        let (mut judged, mut forwarded) = (false, false);
-        let failed = |failure| Attempt::OriginFailed { failure, unseen: false };
-        // Bytes at the buffer's front that are too few to be judged.
-        let mut held = 0;
-        loop {
-            if exchange.borrow().response_started() {
-                origin.quick_ack();
-            }
-            let begun = forwarded || held > 0;
-            let received = match self.receive(origin, &mut buffer[held..], judge, begun).await {
-                Ok(received) => received,
-                Err(GivenUp::ClientGone) => return Attempt::ClientGone,
-                Err(GivenUp::Silenced) => return Attempt::Elsewhere,
-            };
-            let step = match received {
-                Ok(0) => {
-                    return match exchange.borrow_mut().response_eof() {
-                        ResponseEnd::Done => Attempt::Complete { tail: 0, uploaded: true },
-                        ResponseEnd::Truncated => failed(Failure::OriginFailed),
-                    };
-                }
-                // Bytes that somebody else's exchange has left behind must reach nobody. Only what
-                // cannot be a response shows itself as such; on a new socket there is no such past.
-                Ok(n) if reused && !exchange.borrow().response_started() => {
-                    held += n;
-                    if !may_begin_response(&buffer[..held]) {
-                        return failed(Failure::NoResponse);
-                    }
-                    if held < RESPONSE_BEGINS.len() {
-                        continue;
-                    }
-                    exchange.borrow_mut().response(&buffer[..std::mem::take(&mut held)])
-                }
-                Ok(n) => exchange.borrow_mut().response(&buffer[..n]),
-                Err(e) if e.kind() == ErrorKind::TimedOut => return failed(Failure::OriginStalled),
-                Err(_) => return failed(Failure::OriginFailed),
-            };
-            if let Some(owing) = owing.take() {
-                owing.answered();
-            }
-            if !judged
-                && let Some(status) = exchange.borrow().status()
-                && !std::mem::replace(&mut judged, true)
-                && self.is_better_elsewhere(judge, status)
-                && judge.may_repeat
-                && !forwarded
-                && judge.conduct.has_others()
-                // Without a permit the client gets this response: better than one of ours.
-                && self.may_retry(judge.retry)
-            {
-                return Attempt::Elsewhere;
-            }
-            forwarded = true;
-            // There will be no other attempt.
-            drop(judge.retry.take());
-            self.context.metrics.response_bytes.add(step.forward as u64);
-            match step.state {
-                Progress::Done => {
-                    return Attempt::Complete { tail: step.forward, uploaded: true };
-                }
-                Progress::Tunnel(_) => return Attempt::Tunnel { tail: step.forward },
-                Progress::More => {
-                    let left = exchange.borrow().response_left();
-                    let left = left.map(|left| left.saturating_add(step.forward as u64));
-                    if self.send(&buffer[..step.forward], left).await.is_err() {
-                        return Attempt::ClientGone;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Counts a response's status. Answers whether another origin had better be asked.
-    fn is_better_elsewhere(self, judge: &Judge<'_>, status: u16) -> bool {
-        let ejected = judge.conduct.responded(status);
-        ejected && self.retries_on(Condition::Ejected)
-            || matches!(status, 502..=504) && self.retries_on(Condition::GatewayError)
-    }
-
-    fn retries_on(self, condition: Condition) -> bool {
-        self.context.retries.on.contains(condition)
-    }
-
-    /// Waits until the origin is ejected for its silence, and the request may be tried elsewhere.
-    async fn silenced(self, judge: &Judge<'_>) {
-        loop {
-            judge.conduct.silenced().await;
-            if self.may_retry(judge.retry) {
-                return;
-            }
-            // Others are being tried again, which does not take long elsewhere.
-            tokio::time::sleep(ASK_AGAIN_AFTER).await;
-        }
-    }
-
-    /// Receives from the origin; notices after a while if the client leaves meanwhile, or if the
-    /// origin is ejected for its silence and another one can be asked instead.
-    async fn receive(
-        self,
-        origin: &Stream,
-        buffer: &mut [u8],
-        judge: &Judge<'_>,
-        begun: bool,
-    ) -> Result<std::io::Result<usize>, GivenUp> {
-        let mut receive = std::pin::pin!(origin.recv(buffer));
-        if let Ok(received) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut receive).await {
-            return Ok(received);
-        }
-        let silenced_counts = judge.may_repeat && !begun && self.retries_on(Condition::Ejected);
-        let slow = async {
-            tokio::select! {
-                biased;
-                received = receive => Ok(received),
-                () = self.client.reset(), if judge.watch_client => Err(GivenUp::ClientGone),
-                () = self.silenced(judge), if silenced_counts => Err(GivenUp::Silenced),
-                () = tokio::time::sleep(self.context.timeouts.origin_stall) => {
-                    Ok(Err(ErrorKind::TimedOut.into()))
-                }
-            }
-        };
-        Box::pin(slow).await
     }
 
     /// Sends to the client; `left` is how much of it, and what follows, is to come.
@@ -703,69 +404,4 @@ impl Exchanging<'_> {
             Err(_) => After::Abort,
         }
     }
-}
-
-/// Why a response is not waited for any longer.
-enum GivenUp {
-    /// The client went away or stalled.
-    ClientGone,
-    /// The origin has been ejected because it is silent.
-    Silenced,
-}
-
-/// How forwarding a request body ended.
-enum Upload {
-    /// The origin's socket has taken all of it.
-    Done,
-    /// The origin takes no more of it, and may have said why: its response decides.
-    Refused,
-    ClientGone,
-}
-
-/// Sends the head, with its edit, and what is held of the body. On failure, says how many bytes
-/// the origin's socket had taken.
-async fn send_request(
-    origin: &Stream,
-    request: &[u8],
-    head: &RequestHead,
-    scratch: &mut [u8],
-    stall: Duration,
-) -> Result<(), usize> {
-    let mut sent = 0;
-    let (first, second) = match &head.edit {
-        None => (request, &[][..]),
-        // A copy of what is nearly always a few hundred bytes is cheaper than writev(2).
-        Some(edit) => edited(request, edit, scratch),
-    };
-    for mut left in [first, second] {
-        while !left.is_empty() {
-            let n = origin.send(left, stall).await.map_err(|_broken| sent)?;
-            left = &left[n..];
-            sent += n;
-        }
-    }
-    Ok(())
-}
-
-/// The request with its edit: what of it fits into `scratch`, which is more than any head, and the
-/// rest.
-fn edited<'a>(request: &'a [u8], edit: &Edit, scratch: &'a mut [u8]) -> (&'a [u8], &'a [u8]) {
-    let (before, after) = (&request[..edit.at.start], &request[edit.at.end..]);
-    let mut end = 0;
-    for piece in [before, edit.with] {
-        scratch[end..end + piece.len()].copy_from_slice(piece);
-        end += piece.len();
-    }
-    let (fits, rest) = after.split_at(after.len().min(scratch.len() - end));
-    scratch[end..end + fits.len()].copy_from_slice(fits);
-    (&scratch[..end + fits.len()], rest)
-}
-
-/// How every status line begins (RFC 9112 section 4).
-const RESPONSE_BEGINS: &[u8] = b"HTTP/1.";
-
-/// Whether these first bytes can be those of a status line.
-fn may_begin_response(bytes: &[u8]) -> bool {
-    let n = bytes.len().min(RESPONSE_BEGINS.len());
-    bytes[..n] == RESPONSE_BEGINS[..n]
 }
