@@ -99,8 +99,9 @@ impl Shared {
     pub(super) fn serve_from_stock(self: &Rc<Self>, now: Instant) {
         while !self.waiters.borrow().is_empty()
             && self.current().iter().any(|o| o.stock.as_ref().is_some_and(|s| s.idle() > 0))
-            && !self.awaits_another(self.first_avoids(), now)
-            && let Some(lease) = self.take_warm(self.first_avoids(), now)
+            && let avoid = self.first_avoids()
+            && !self.awaits_another(avoid, now)
+            && let Some(lease) = self.take_warm(avoid, now)
         {
             self.hand_over(lease);
         }

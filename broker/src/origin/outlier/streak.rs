@@ -9,7 +9,7 @@
 //! Of exchanges that others carry, that is not known of each. But of those that have ended since, no more
 //! than were under way when the streak began can be older than it.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Somebody is about to decide what follows from so many failures.
@@ -67,13 +67,7 @@ impl Streak {
 
     /// A request that was sent at this stamp has not failed like that. One load, nearly always.
     pub(super) fn succeeded(&self, sent: u64) {
-        let mut word = self.word.load(Acquire);
-        while word & FAILURES != 0 && sent > self.began.load(Acquire) {
-            match self.end(word) {
-                Ok(()) => return,
-                Err(now) => word = now,
-            }
-        }
+        self.end_if(|| sent > self.began.load(Acquire));
     }
 
     /// Others have carried so many exchanges since the last time, and none has failed.
@@ -87,18 +81,13 @@ impl Streak {
 
     /// Whatever there was is forgotten.
     pub(super) fn clear(&self) {
-        let mut word = self.word.load(Acquire);
-        while word & FAILURES != 0 {
-            match self.end(word) {
-                Ok(()) => return,
-                Err(now) => word = now,
-            }
-        }
+        self.end_if(|| true);
     }
 
-    fn end(&self, word: u64) -> Result<(), u64> {
-        let next = word & !FAILURES;
-        self.word.compare_exchange_weak(word, next, AcqRel, Relaxed).map(|_| ())
+    fn end_if(&self, is_over: impl Fn() -> bool) {
+        let end = |word| (word & FAILURES != 0 && is_over()).then_some(word & !FAILURES);
+        // Else there is none, or it goes on.
+        self.word.fetch_update(AcqRel, Acquire, end).ok();
     }
 }
 
