@@ -128,17 +128,28 @@ fn assert_well_ended(mut clients: Process) {
     assert!(status.success() && said.ends_with("all ended well\n"), "{said}{}", clients.stderr());
 }
 
-#[test]
-fn clients_that_were_idle_for_too_long_get_everything_and_then_the_end() {
+/// Clients of a service that ends their connections after `client_idle`.
+#[track_caller]
+fn check(how: &str, client_idle: &str) {
     for steer in ["kernel", "auto"] {
         let lab = Lab::new(1).unwrap();
         let _origin = nginx::origin(&lab, 0).unwrap();
-        let daemon = daemon(&lab, steer, "200ms");
+        let daemon = daemon(&lab, steer, client_idle);
         let _hogs = hogs();
-        assert_well_ended(clients(&lab, "idle"));
+        assert_well_ended(clients(&lab, how));
         let service = daemon.service().unwrap();
         assert!(service.steered * 4 > service.exchanges, "{steer}: {:?}", service.not_steered);
     }
+}
+
+#[test]
+fn clients_that_were_idle_for_too_long_get_everything_and_then_the_end() {
+    check("idle", "200ms");
+}
+
+#[test]
+fn clients_that_end_their_side_get_everything_and_then_the_end() {
+    check("half", "1m");
 }
 
 #[test]
@@ -153,18 +164,5 @@ fn clients_of_a_daemon_that_stops_get_everything_and_then_the_end() {
         assert!(daemon.service().unwrap().steered > 0);
         daemon.stop().unwrap();
         assert_well_ended(clients);
-    }
-}
-
-#[test]
-fn clients_that_end_their_side_get_everything_and_then_the_end() {
-    for steer in ["kernel", "auto"] {
-        let lab = Lab::new(1).unwrap();
-        let _origin = nginx::origin(&lab, 0).unwrap();
-        let daemon = daemon(&lab, steer, "1m");
-        let _hogs = hogs();
-        assert_well_ended(clients(&lab, "half"));
-        let service = daemon.service().unwrap();
-        assert!(service.steered * 4 > service.exchanges, "{steer}: {:?}", service.not_steered);
     }
 }

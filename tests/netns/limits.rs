@@ -11,18 +11,13 @@ use harness::load::{self, Mode, Plan};
 use harness::origin::census::Census;
 use harness::{Client, Daemon, Lab, eventually};
 
-use crate::support::{SOON, Service, addresses, listen};
+use crate::support::{SOON, Service, addresses, listen, way_in};
 
 /// 200 clients at once, at a limit of 10.
 fn bursts(way: &str, workers: usize, count: u8, prewarm: usize) {
     let lab = Lab::new(count).unwrap();
     let census = Census::start(&lab).unwrap();
-    let clients = if way == "relay" {
-        format!("listen = [\"{}\"]", listen(&lab))
-    } else {
-        format!("intercept = [\"{}\"]\nsteer = {way:?}", lab.vip())
-    };
-    let target = if way == "relay" { listen(&lab) } else { lab.vip() };
+    let (target, clients) = way_in(&lab, way);
     let config = format!(
         "workers = {workers}\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\n{clients}\n\
          origins = {}\n[service.pool]\nprewarm = {prewarm}\nqueue_timeout = \"30s\"\n\

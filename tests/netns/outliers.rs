@@ -13,7 +13,7 @@ use harness::origin::scripted::{Peer, Scripted};
 use harness::{Daemon, Lab, eventually};
 use nix::sys::signal::Signal;
 
-use crate::support::{SOON, addresses, listen};
+use crate::support::{SOON, addresses, listen, way_in};
 
 const ORIGINS: u8 = 8;
 
@@ -21,21 +21,13 @@ const ORIGINS: u8 = 8;
 const OUTLIER: &str = "[service.outlier]\nmax_ejection_percent = 20\n";
 
 fn daemon(lab: &Lab, way: &str, outlier: &str) -> Daemon {
-    let clients = if way == "relay" {
-        format!("listen = [\"{}\"]", listen(lab))
-    } else {
-        format!("intercept = [\"{}\"]\nsteer = {way:?}", lab.vip())
-    };
+    let (_, clients) = way_in(lab, way);
     let config = format!(
         "workers = 2\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\n{clients}\norigins = {}\n\
          [service.pool]\nprewarm = 2\n{outlier}",
         addresses(&lab.all_origins())
     );
     Daemon::start(lab, &config).unwrap()
-}
-
-fn target(lab: &Lab, way: &str) -> std::net::SocketAddr {
-    if way == "relay" { listen(lab) } else { lab.vip() }
 }
 
 /// What a scripted origin is told, and tells.
@@ -72,7 +64,7 @@ fn clients_see_no_more_failures_than_it_takes_to_eject() {
             mode: Mode::OneShotClientCloses,
             requests: None,
             duration: Some(Duration::from_secs(3)),
-            ..Plan::echo(vec![target(&lab, way)], 16, 0)
+            ..Plan::echo(vec![way_in(&lab, way).0], 16, 0)
         };
         let process = load::start(&lab, &plan).unwrap();
         eventually(SOON, "the load runs", || daemon.service().unwrap().exchanges > 500);
@@ -110,7 +102,7 @@ fn an_origin_that_hangs_is_left_out_and_comes_back() {
             mode: Mode::OneShotClientCloses,
             requests: None,
             duration: Some(Duration::from_secs(4)),
-            ..Plan::echo(vec![target(&lab, way)], 16, 0)
+            ..Plan::echo(vec![way_in(&lab, way).0], 16, 0)
         };
         let process = load::start(&lab, &plan).unwrap();
         eventually(SOON, "the load runs", || daemon.service().unwrap().exchanges > 500);

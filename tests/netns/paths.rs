@@ -2,23 +2,18 @@
 
 use std::time::Duration;
 
+use broker::stats::PathSnapshot;
 use harness::detour::Detour;
 use harness::load::{self, Mode, Plan};
 use harness::origin::nginx;
 use harness::{Daemon, Lab, Launch, daemon, eventually};
 
-use broker::stats::PathSnapshot;
-
-use crate::support::{SOON, addresses, listen};
+use crate::support::{SOON, addresses, way_in};
 
 const ORIGINS: u8 = 6;
 
 fn start(lab: &Lab, way: &str, outlier: &str) -> Daemon {
-    let clients = if way == "relay" {
-        format!("listen = [\"{}\"]", listen(lab))
-    } else {
-        format!("intercept = [\"{}\"]\nsteer = {way:?}", lab.vip())
-    };
+    let (_, clients) = way_in(lab, way);
     let config = format!(
         "workers = 2\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\n{clients}\norigins = {}\n\
          [service.outlier]\nmax_ejection_percent = 20\ninterval = \"1s\"\n{outlier}",
@@ -32,7 +27,7 @@ fn plan(lab: &Lab, way: &str) -> Plan {
         mode: Mode::OneShotClientCloses,
         requests: None,
         duration: Some(Duration::from_secs(6)),
-        ..Plan::echo(vec![if way == "relay" { listen(lab) } else { lab.vip() }], 16, 0)
+        ..Plan::echo(vec![way_in(lab, way).0], 16, 0)
     }
 }
 

@@ -55,6 +55,24 @@ fn service(daemon: &Daemon, name: &str) -> ServiceSnapshot {
     services.into_iter().find(|service| service.name == name).unwrap()
 }
 
+/// Eight clients of the default priority, where it has two connections and two places in the queue.
+fn flood(lab: &Lab, to: SocketAddr, origins: &[Scripted], daemon: &Daemon) -> Vec<Client> {
+    let mut flood = Vec::new();
+    for n in 1..=8 {
+        let mut client = Client::connect(&lab.host, to).unwrap();
+        client.send("GET /slow HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        flood.push(client);
+        eventually(SOON, "two are served, two wait, and the others are refused", || {
+            let served: usize = origins.iter().map(|o| o.received_count("/slow")).sum();
+            let service = service(daemon, "web");
+            served == n.min(2)
+                && service.waiting == n.clamp(2, 4) as u64 - 2
+                && service.queue_overflow == n.saturating_sub(4) as u64
+        });
+    }
+    flood
+}
+
 #[test]
 fn a_flood_of_others_takes_nothing_from_high_priority() {
     for way in ["relay", "kernel"] {
@@ -63,19 +81,7 @@ fn a_flood_of_others_takes_nothing_from_high_priority() {
         let limits = "[service.limits]\nmax_connections = 2\nmax_pending = 2\n\
                       [service.limits.high]\nmax_connections = 4\n";
         let daemon = daemon(&lab, way, limits);
-        let mut flood = Vec::new();
-        for n in 1..=8 {
-            let mut client = Client::connect(&lab.host, listen(&lab)).unwrap();
-            client.send("GET /slow HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-            flood.push(client);
-            eventually(SOON, "two are served, two wait, and the others are refused", || {
-                let served: usize = origins.iter().map(|o| o.received_count("/slow")).sum();
-                let service = service(&daemon, "web");
-                served == n.min(2)
-                    && service.waiting == n.clamp(2, 4) as u64 - 2
-                    && service.queue_overflow == n.saturating_sub(4) as u64
-            });
-        }
+        let mut flood = flood(&lab, listen(&lab), &origins, &daemon);
         let high_listen = SocketAddr::new(lab.host_ip(), 8081);
         for address in [high_listen, lab.vip(), lab.vip(), high_listen] {
             let response = Client::get_once(&lab.host, address, "/").unwrap();
@@ -148,19 +154,7 @@ fn a_cgroup_is_enough_to_be_of_high_priority() {
         let limits = "[service.limits]\nmax_connections = 2\nmax_pending = 2\n\
                       [service.limits.high]\nmax_connections = 4\n";
         let daemon = by_cgroup(&lab, "", &format!("steer = {way:?}"), limits);
-        let mut flood = Vec::new();
-        for n in 1..=8 {
-            let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
-            client.send("GET /slow HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-            flood.push(client);
-            eventually(SOON, "two are served, two wait, and the others are refused", || {
-                let served: usize = origins.iter().map(|o| o.received_count("/slow")).sum();
-                let service = service(&daemon, "web");
-                served == n.min(2)
-                    && service.waiting == n.clamp(2, 4) as u64 - 2
-                    && service.queue_overflow == n.saturating_sub(4) as u64
-            });
-        }
+        let mut flood = flood(&lab, lab.origin(0), &origins, &daemon);
         let mut asked = 0;
         eventually(SOON, "they are served, each in its way", || {
             let mode = Mode::OneShotClientCloses;

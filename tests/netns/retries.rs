@@ -12,7 +12,7 @@ use harness::origin::nginx;
 use harness::origin::scripted::{Peer, Scripted};
 use harness::{Client, Daemon, Lab, eventually};
 
-use crate::support::{SOON, Service, Setup, addresses, listen};
+use crate::support::{SOON, Service, Setup, addresses, listen, way_in};
 
 #[test]
 fn a_killed_origin_costs_no_idempotent_request_of_32_clients() {
@@ -20,10 +20,7 @@ fn a_killed_origin_costs_no_idempotent_request_of_32_clients() {
         for count in [4, 8] {
             let lab = Lab::new(count).unwrap();
             let mut origins: Vec<_> = (0..count).map(|i| nginx::origin(&lab, i).unwrap()).collect();
-            let (target, clients) = match way {
-                "relay" => (listen(&lab), format!("listen = [\"{}\"]", listen(&lab))),
-                _ => (lab.vip(), format!("intercept = [\"{}\"]\nsteer = {way:?}", lab.vip())),
-            };
+            let (target, clients) = way_in(&lab, way);
             let config = format!(
                 "workers = 2\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\n{clients}\n\
                  origins = {}\n",

@@ -92,6 +92,15 @@ pub(crate) fn listen(lab: &Lab) -> SocketAddr {
     SocketAddr::new(lab.host_ip(), 8080)
 }
 
+/// Where clients come in that are to be served this way (`relay`, or a word for `steer`), and what a
+/// service says for it.
+pub(crate) fn way_in(lab: &Lab, way: &str) -> (SocketAddr, String) {
+    match way {
+        "relay" => (listen(lab), format!("listen = [\"{}\"]", listen(lab))),
+        _ => (lab.vip(), format!("intercept = [\"{}\"]\nsteer = {way:?}", lab.vip())),
+    }
+}
+
 /// Addresses as a TOML array.
 pub(crate) fn addresses(addresses: &[SocketAddr]) -> String {
     format!("{:?}", addresses.iter().map(ToString::to_string).collect::<Vec<_>>())
