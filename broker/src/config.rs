@@ -10,6 +10,7 @@ pub mod health;
 pub mod outlier;
 pub mod retries;
 pub mod subset;
+pub mod tls;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

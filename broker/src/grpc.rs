@@ -5,49 +5,58 @@
 //! them at build time needs `protoc`, which the machines that build this do not have. Fields that
 //! are not known are skipped, as the protocol wants it.
 
-use std::io;
-use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use prost::Message;
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpSocket, TcpStream};
 use tokio_stream::Stream;
 use tonic::client::Grpc;
 use tonic::codegen::http::Uri;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Channel, Endpoint};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{self, Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
+use crate::config::tls::{Credentials, Tls};
 use crate::datapath::Datapath;
+use crate::outbound;
 
 /// Largest message that is taken: a list of as many members as are taken has about this size.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
+/// A header that goes with each call.
+pub type Header = (&'static str, MetadataValue<Ascii>);
+
 /// A connection to one server.
 #[derive(Clone, Debug)]
-pub struct Client(Grpc<Channel>);
+pub struct Client {
+    grpc: Grpc<Channel>,
+    header: Option<Header>,
+}
 
 impl Client {
-    /// Connects to `server` (`http://host:port`) within `limit`. The socket is marked in `datapath`
-    /// as the broker's own.
+    /// Connects to `server` (`http://host:port`, or `https://host:port` with what `tls` says) within
+    /// `limit`. The socket is marked in `datapath` as the broker's own.
     ///
     /// `ping` is how often an HTTP/2 ping is sent on a connection without traffic; servers may end
     /// connections of clients that do so too often. A peer that is gone without a word is found
     /// by TCP keepalive within a minute in any case.
     pub async fn connect(
         server: &str,
+        tls: &Tls,
         ping: Option<Duration>,
         limit: Duration,
         datapath: Arc<dyn Datapath>,
     ) -> Result<Self, String> {
-        let mut endpoint = Endpoint::from_shared(server.to_owned())
-            .map_err(|error| format!("{server}: {}", chain(&error)))?;
+        let failed = |error: transport::Error| format!("{server}: {}", chain(&error));
+        let mut endpoint = Endpoint::from_shared(server.to_owned()).map_err(failed)?;
+        if endpoint.uri().scheme_str() == Some("https") {
+            let credentials = tls.read().map_err(|error| format!("{server}: {error}"))?;
+            endpoint = endpoint.tls_config(tls_config(tls, credentials)).map_err(failed)?;
+        }
         if let Some(ping) = ping {
             endpoint = endpoint
                 .http2_keep_alive_interval(ping)
@@ -56,16 +65,23 @@ impl Client {
         }
         let connector = service_fn(move |uri: Uri| {
             let datapath = Arc::clone(&datapath);
-            async move { dial(&uri, &*datapath).await.map(TokioIo::new) }
+            async move { outbound::dial(&uri, &*datapath).await.map(TokioIo::new) }
         });
         // Tonic's own limit of time does not hold for connectors like this one.
         match tokio::time::timeout(limit, endpoint.connect_with_connector(connector)).await {
             Err(_elapsed) => Err(format!("{server}: no connection within {limit:?}")),
-            Ok(Err(error)) => Err(format!("{server}: {}", chain(&error))),
+            Ok(Err(error)) => Err(failed(error)),
             Ok(Ok(channel)) => {
-                Ok(Self(Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX)))
+                let grpc = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+                Ok(Self { grpc, header: None })
             }
         }
+    }
+
+    /// Sends this with each call from now on.
+    #[must_use]
+    pub fn with_header(self, header: Header) -> Self {
+        Self { header: Some(header), ..self }
     }
 
     /// One request, one response, within `limit`.
@@ -82,7 +98,7 @@ impl Client {
         within(limit, async {
             let mut grpc = self.ready().await?;
             let path = PathAndQuery::from_static(path);
-            let response = grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
+            let response = grpc.unary(self.request(request), path, ProstCodec::default()).await?;
             Ok(response.into_inner())
         })
         .await
@@ -102,11 +118,19 @@ impl Client {
         let mut grpc = self.ready().await?;
         let path = PathAndQuery::from_static(path);
         let codec = ProstCodec::default();
-        Ok(grpc.streaming(Request::new(requests), path, codec).await?.into_inner())
+        Ok(grpc.streaming(self.request(requests), path, codec).await?.into_inner())
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some((name, value)) = &self.header {
+            request.metadata_mut().insert(*name, value.clone());
+        }
+        request
     }
 
     async fn ready(&self) -> Result<Grpc<Channel>, Status> {
-        let mut grpc = self.0.clone();
+        let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(|error| Status::unavailable(chain(&error)))?;
         Ok(grpc)
     }
@@ -119,8 +143,9 @@ pub fn reason(status: &Status) -> String {
         "" => format!("{:?}", status.code()),
         message => message.to_owned(),
     };
-    match std::error::Error::source(status) {
-        Some(source) => format!("{text}: {}", chain(source)),
+    match std::error::Error::source(status).map(chain) {
+        Some(causes) if causes.starts_with(&text) => causes,
+        Some(causes) => format!("{text}: {causes}"),
         None => text,
     }
 }
@@ -135,31 +160,19 @@ pub async fn within<T>(
     })
 }
 
-/// Connects to the first of the host's addresses that answers.
-async fn dial(uri: &Uri, datapath: &dyn Datapath) -> io::Result<TcpStream> {
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-    let port = uri.port_u16().unwrap_or(80);
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-    for address in tokio::net::lookup_host((host, port)).await? {
-        match connect(address, datapath).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => failed = io::Error::new(error.kind(), format!("{address}: {error}")),
-        }
+fn tls_config(tls: &Tls, credentials: Credentials) -> ClientTlsConfig {
+    let Credentials { ca, identity } = credentials;
+    let mut config = match ca {
+        Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    if let Some((certificate, key)) = identity {
+        config = config.identity(transport::Identity::from_pem(certificate, key));
     }
-    Err(failed)
-}
-
-async fn connect(address: SocketAddr, datapath: &dyn Datapath) -> io::Result<TcpStream> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    datapath.own(socket.as_fd())?;
-    socket.set_nodelay(true)?;
-    SockRef::from(&socket).set_tcp_keepalive(
-        &TcpKeepalive::new()
-            .with_time(Duration::from_secs(30))
-            .with_interval(Duration::from_secs(10))
-            .with_retries(3),
-    )?;
-    socket.connect(address).await
+    if let Some(name) = &tls.server_name {
+        config = config.domain_name(name);
+    }
+    config
 }
 
 /// An error with all of its causes; those that repeat what was said are left out.

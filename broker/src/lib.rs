@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod datapath;
 pub mod grpc;
 pub mod net;
+pub mod outbound;
 pub mod rewind;
 pub mod worker;
 

@@ -21,8 +21,8 @@ use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_se
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
 /// How long what should come may take.
@@ -32,6 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct ControlPlane {
     address: SocketAddr,
+    scheme: &'static str,
     whole: Receiver<Dialogue<DiscoveryRequest, DiscoveryResponse>>,
     delta: Receiver<Dialogue<DeltaDiscoveryRequest, DeltaDiscoveryResponse>>,
     _stop: oneshot::Sender<()>,
@@ -40,6 +41,15 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Serves on a listener, of whatever network namespace that may be.
     pub fn start(listener: TcpListener) -> io::Result<Self> {
+        Self::start_with(listener, None)
+    }
+
+    /// The same over TLS, for clients with a certificate only.
+    pub fn start_with_tls(listener: TcpListener, tls: ServerTlsConfig) -> io::Result<Self> {
+        Self::start_with(listener, Some(tls))
+    }
+
+    fn start_with(listener: TcpListener, tls: Option<ServerTlsConfig>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let (whole_sender, whole) = channel();
@@ -51,9 +61,14 @@ impl ControlPlane {
             let _inside = runtime.enter();
             tokio::net::TcpListener::from_std(listener)?
         };
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let mut builder = Server::builder();
+        if let Some(tls) = tls {
+            builder = builder.tls_config(tls).map_err(io::Error::other)?;
+        }
         thread::spawn(move || {
             runtime.block_on(async {
-                let serving = Server::builder()
+                let serving = builder
                     .add_service(AggregatedDiscoveryServiceServer::new(service.clone()))
                     .add_service(EndpointDiscoveryServiceServer::new(service))
                     .serve_with_incoming(TcpIncoming::from(listener));
@@ -64,13 +79,13 @@ impl ControlPlane {
                 }
             });
         });
-        Ok(Self { address, whole, delta, _stop: stop })
+        Ok(Self { address, scheme, whole, delta, _stop: stop })
     }
 
     /// Where it is, as the configuration wants it.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("{}://{}", self.scheme, self.address)
     }
 
     /// The next stream that a client opens, in the state-of-the-world form.

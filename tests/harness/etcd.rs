@@ -1,7 +1,7 @@
 //! A real etcd, as a registry of gateways.
 
 use std::io::{self, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,6 +17,12 @@ use crate::wait::within;
 /// Where clients of the lab's host reach it.
 pub const ENDPOINT: &str = "http://127.0.0.1:2379";
 
+/// The same, if it speaks TLS.
+pub const TLS_ENDPOINT: &str = "https://127.0.0.1:2379";
+
+/// Where it answers how it is, in the clear in any case.
+const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2381);
+
 /// How long a start and a stop may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -25,14 +31,33 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Etcd {
     netns: Netns,
     data: PathBuf,
+    tls: Option<Tls>,
     process: Option<Process>,
+}
+
+/// How clients are spoken to.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// Files with the server's certificate and its key.
+    pub certificate: [PathBuf; 2],
+    /// A file with the authority of clients' certificates.
+    pub clients: PathBuf,
 }
 
 impl Etcd {
     /// Starts it, knowing nothing.
     pub fn start(lab: &Lab) -> Result<Self> {
+        Self::start_with(lab, None)
+    }
+
+    /// Starts one that talks to nobody but clients with a certificate.
+    pub fn start_with_tls(lab: &Lab, tls: Tls) -> Result<Self> {
+        Self::start_with(lab, Some(tls))
+    }
+
+    fn start_with(lab: &Lab, tls: Option<Tls>) -> Result<Self> {
         let data = tempfile::Builder::new().prefix("etcd-").tempdir_in(lab.directory())?.keep();
-        let mut etcd = Self { netns: lab.host.clone(), data, process: None };
+        let mut etcd = Self { netns: lab.host.clone(), data, tls, process: None };
         etcd.resume()?;
         Ok(etcd)
     }
@@ -41,18 +66,38 @@ impl Etcd {
     pub fn resume(&mut self) -> Result<()> {
         let address = SocketAddr::from(([127, 0, 0, 1], 2379));
         let peers = "http://127.0.0.1:2380";
-        let mut process = Launch::new("etcd")
+        let endpoint = if self.tls.is_some() { TLS_ENDPOINT } else { ENDPOINT };
+        let mut launch = Launch::new("etcd")
             .args(["--name", "it", "--data-dir"])
             .arg(&self.data)
-            .args(["--listen-client-urls", ENDPOINT, "--advertise-client-urls", ENDPOINT])
+            .args(["--listen-client-urls", endpoint, "--advertise-client-urls", endpoint])
+            .args(["--listen-metrics-urls", &format!("http://{HEALTH}")])
             .args(["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers])
-            .args(["--initial-cluster", &format!("it={peers}")])
-            .netns(&self.netns)
-            .spawn()?;
+            .args(["--initial-cluster", &format!("it={peers}")]);
+        if let Some(Tls { certificate: [certificate, key], clients }) = &self.tls {
+            launch = launch.args(["--client-cert-auth", "--trusted-ca-file"]).arg(clients);
+            launch = launch.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+        }
+        let mut process = launch.netns(&self.netns).spawn()?;
         listening(&self.netns, address, &mut process)?;
         // It listens before it has elected itself, and answers nothing until then.
-        ensure!(within(PATIENCE, || healthy(&self.netns, address)), process.stderr());
+        ensure!(within(PATIENCE, || healthy(&self.netns)), process.stderr());
         self.process = Some(process);
+        Ok(())
+    }
+
+    /// Asks its gateway from JSON to gRPC; an error is what it says if that is not good.
+    pub fn post(&self, path: &str, body: &str) -> Result<()> {
+        let request = format!(
+            "POST {path} HTTP/1.0\r\nhost: etcd\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = self.netns.run(|| {
+            let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, 2379))?;
+            socket.write_all(request.as_bytes())?;
+            io::read_to_string(socket)
+        })?;
+        ensure!(answer.starts_with("HTTP/1.0 200"), "{path}: {answer}");
         Ok(())
     }
 
@@ -85,9 +130,9 @@ impl Etcd {
     }
 }
 
-fn healthy(netns: &Netns, address: SocketAddr) -> bool {
+fn healthy(netns: &Netns) -> bool {
     let ask = || {
-        let mut socket = TcpStream::connect(address)?;
+        let mut socket = TcpStream::connect(HEALTH)?;
         socket.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
         io::read_to_string(socket)
     };

@@ -18,6 +18,7 @@ pub mod process;
 pub mod origin;
 pub mod peer;
 
+pub mod certificates;
 pub mod client;
 pub mod control_plane;
 pub mod daemon;
@@ -29,6 +30,7 @@ pub mod counters;
 pub mod detour;
 pub mod wait;
 
+pub use certificates::Authority;
 pub use cgroup::Cgroup;
 pub use client::Client;
 pub use control_plane::ControlPlane;

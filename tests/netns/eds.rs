@@ -1,11 +1,13 @@
 //! Members from an xDS control plane, in the messages of Envoy's own definitions.
 
+use std::fs;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use broker::config::discovery::{self, EdsApi};
+use broker::config::tls::{Identity, Tls};
 use broker::datapath::Inert;
 use broker::membership::{self, Feed, Health, Latest};
 use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
@@ -21,8 +23,9 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 use envoy_types::pb::google::protobuf::{Any, UInt32Value};
 use harness::load::{self, Plan};
 use harness::origin::nginx;
-use harness::{ControlPlane, Daemon, Lab, eventually};
+use harness::{Authority, ControlPlane, Daemon, Lab, eventually};
 use tokio::sync::{oneshot, watch};
+use tonic::transport::{self, Certificate, ServerTlsConfig};
 
 use crate::support::{Service, listen};
 
@@ -104,8 +107,13 @@ struct Follower {
 
 impl Follower {
     fn start(plane: &ControlPlane, api: EdsApi, aggregated: bool) -> Self {
+        Self::start_with(plane, Tls::default(), api, aggregated)
+    }
+
+    fn start_with(plane: &ControlPlane, tls: Tls, api: EdsApi, aggregated: bool) -> Self {
         let eds = discovery::Eds {
             server: plane.url(),
+            tls,
             cluster: "web".into(),
             node_id: "gateway-7".into(),
             node_cluster: "edge".into(),
@@ -285,6 +293,55 @@ fn incremental() {
     });
     assert_eq!(heard(stream.asked()), ("b".into(), false));
     follower.has(0, "");
+}
+
+/// Who is believed is looked up for each connection: authorities are replaced while the daemon runs.
+#[test]
+fn over_tls_only_whom_the_authority_vouches_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ours, other) = (Authority::new("ours").unwrap(), Authority::new("other").unwrap());
+    let server = ours.issue(&["plane.test"]).unwrap();
+    let [certificate, key] =
+        ours.issue(&["gateway-7"]).unwrap().write(directory.path(), "client").unwrap();
+    let ca = directory.path().join("ca.pem");
+    fs::write(&ca, ours.pem()).unwrap();
+    let plane = ControlPlane::start_with_tls(
+        TcpListener::bind("127.0.0.1:0").unwrap(),
+        ServerTlsConfig::new()
+            .identity(transport::Identity::from_pem(server.certificate, server.key))
+            .client_ca_root(Certificate::from_pem(ours.pem())),
+    )
+    .unwrap();
+    let tls = Tls {
+        ca: Some(ca.clone()),
+        identity: Some(Identity { certificate, key }),
+        server_name: Some("plane.test".into()),
+    };
+    let refused = |tls: Tls, reason: &str| {
+        let follower = Follower::start_with(&plane, tls, EdsApi::Whole, true);
+        follower.wait(reason, |l| l.error.as_ref().is_some_and(|e| e.contains(reason)));
+    };
+    refused(Tls { server_name: None, ..tls.clone() }, "certificate not valid for name");
+    refused(Tls { ca: None, ..tls.clone() }, "invalid peer certificate");
+    // What the server says is lost sometimes: it closes the connection with it.
+    refused(Tls { identity: None, ..tls.clone() }, "transport error");
+
+    let follower = Follower::start_with(&plane, tls, EdsApi::Whole, true);
+    let stream = plane.stream();
+    stream.say(whole("1", "a", members(2)));
+    follower.has(2, "1");
+    fs::write(&ca, other.pem()).unwrap();
+    drop(stream);
+    follower.wait("the refusal", |l| l.error.as_ref().is_some_and(|e| e.contains("UnknownIssuer")));
+    let now = follower.now();
+    assert_eq!((now.membership.unwrap().members().len(), &*now.version), (2, "1"));
+    fs::write(&ca, "no certificate").unwrap();
+    follower.wait("the reason", |l| {
+        l.error.as_ref().is_some_and(|e| e.contains("tls.ca = ") && e.contains("no certificate"))
+    });
+    fs::write(&ca, ours.pem()).unwrap();
+    plane.stream().say(whole("2", "a", members(3)));
+    follower.wait("the new list", |l| l.version == "2");
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Which gateway am I: indices claimed in a real etcd.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::config::gateway::{self, Gateway, Index};
+use broker::config::gateway::{self, Gateway, Index, Login};
+use broker::config::tls::{Identity, Tls};
 use broker::datapath::Inert;
 use broker::fleet::{self, Fleet, Status};
-use harness::etcd::ENDPOINT;
-use harness::{Daemon, Etcd, Lab, eventually};
+use harness::etcd::{self, ENDPOINT, TLS_ENDPOINT};
+use harness::{Authority, Daemon, Etcd, Lab, eventually};
 
 use crate::support::{SOON, Service};
 
@@ -24,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn etcd(name: &str) -> gateway::Etcd {
     gateway::Etcd {
         endpoints: vec![ENDPOINT.into()],
+        tls: Tls::default(),
+        login: None,
         prefix: "/broker/fleet".into(),
         ttl: TTL,
         name: Some(name.into()),
@@ -259,6 +263,100 @@ fn two_with_one_configured_index_are_reported() {
         let status = wait(&second, "the twin", |s| s.conflict.is_some()).await;
         assert!(status.conflict.is_some_and(|c| c.contains("this one's name")));
         assert_eq!(twin.status().borrow().conflicts, 0);
+    });
+}
+
+#[test]
+fn over_tls_only_whom_the_authority_vouches_for() {
+    let lab = Lab::new(1).unwrap();
+    let (ours, other) = (Authority::new("ours").unwrap(), Authority::new("other").unwrap());
+    let ca = lab.directory().join("ca.pem");
+    fs::write(&ca, ours.pem()).unwrap();
+    let issue = |names: &[&str], name| ours.issue(names).unwrap().write(lab.directory(), name);
+    let tls =
+        etcd::Tls { certificate: issue(&["127.0.0.1"], "etcd").unwrap(), clients: ca.clone() };
+    let mut server = Etcd::start_with_tls(&lab, tls).unwrap();
+    let [certificate, key] = issue(&["edge-17"], "client").unwrap();
+    let trusted = lab.directory().join("trusted.pem");
+    fs::write(&trusted, ours.pem()).unwrap();
+    let tls = Tls {
+        ca: Some(trusted.clone()),
+        identity: Some(Identity { certificate, key }),
+        server_name: None,
+    };
+    let start = |name: &str, tls: &Tls| {
+        let endpoints = vec![TLS_ENDPOINT.into()];
+        let etcd = gateway::Etcd { endpoints, tls: tls.clone(), ..etcd(name) };
+        fleet::start(&Gateway::Claimed(etcd), Arc::new(Inert)).unwrap()
+    };
+    let says = |text: &'static str| {
+        move |status: &Status| status.error().is_some_and(|error| error.contains(text))
+    };
+    let test = async {
+        for (wrong, why) in [
+            (Tls { ca: None, ..tls.clone() }, "invalid peer certificate"),
+            (Tls { server_name: Some("etcd.test".into()), ..tls.clone() }, "not valid for name"),
+        ] {
+            let refused = start("refused", &wrong);
+            let status = wait(&refused, why, says(why)).await;
+            assert_eq!(status.identity, None);
+        }
+        // What the server says is lost sometimes: it closes the connection with it.
+        let nobody = start("nobody", &Tls { identity: None, ..tls.clone() });
+        let none_yet = says("no answer yet");
+        let status = wait(&nobody, "the refusal", |s| s.error().is_some() && !none_yet(s)).await;
+        assert_eq!(status.identity, None, "{:?}", status.error());
+        let fleet = start("a", &tls);
+        assert_eq!(index(&fleet).await, 0);
+        // The authority is replaced by one that knows nothing of this server.
+        fs::write(&trusted, other.pem()).unwrap();
+        server.stop().unwrap();
+        server.resume().unwrap();
+        wait(&fleet, "the refusal", says("UnknownIssuer")).await;
+        assert_eq!(index(&fleet).await, 0, "the last one is kept");
+        fs::write(&trusted, ours.pem()).unwrap();
+        wait(&fleet, "that etcd is believed", |s| s.error().is_none()).await;
+    };
+    lab.host.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test);
+    });
+}
+
+#[test]
+fn who_has_to_log_in_does() {
+    let lab = Lab::new(1).unwrap();
+    let etcd_server = Etcd::start(&lab).unwrap();
+    for (call, body) in [
+        ("user/add", r#"{"name": "root", "password": "secret"}"#),
+        ("role/add", r#"{"name": "root"}"#),
+        ("user/grant", r#"{"user": "root", "role": "root"}"#),
+        ("enable", "{}"),
+    ] {
+        etcd_server.post(&format!("/v3/auth/{call}"), body).unwrap();
+    }
+    let password_file = lab.directory().join("password");
+    fs::write(&password_file, "wrong\n").unwrap();
+    let login = Login { user: "root".into(), password_file: password_file.clone() };
+    lab.host.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let anonymous = claimed("anonymous");
+            wait(&anonymous, "a refusal", |s| {
+                s.error().is_some_and(|e| e.contains("user name is empty"))
+            })
+            .await;
+            let etcd = gateway::Etcd { login: Some(login), ..etcd("a") };
+            let fleet = fleet::start(&Gateway::Claimed(etcd), Arc::new(Inert)).unwrap();
+            let says =
+                |s: &Status| s.error().is_some_and(|e| e.contains("invalid user ID or password"));
+            wait(&fleet, "a refusal", says).await;
+            fs::write(&password_file, "secret\n").unwrap();
+            assert_eq!(index(&fleet).await, 0);
+            // Longer than a lease: it is renewed.
+            tokio::time::sleep(TTL * 2).await;
+            assert_eq!(fleet.status().borrow().error(), None);
+        });
     });
 }
 

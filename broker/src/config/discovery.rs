@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::tls::Tls;
+
 /// A source of members, and how its changes are taken.
 #[derive(Clone, Debug)]
 pub struct Discovery {
@@ -129,8 +131,10 @@ pub enum Port {
 /// The endpoints of a cluster, from an xDS control plane (`envoy.service.endpoint.v3`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Eds {
-    /// `http://host:port` of the control plane.
+    /// `http://host:port` or `https://host:port` of the control plane.
     pub server: String,
+    /// For `https`.
+    pub tls: Tls,
     /// The cluster's name there.
     pub cluster: String,
     /// Who asks: control planes decide by it what they say.

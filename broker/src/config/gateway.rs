@@ -1,8 +1,11 @@
 //! Which gateway of its fleet this daemon is: `[gateway]`.
 
+use std::fs;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use super::tls::Tls;
 
 /// Most gateways of a fleet.
 pub const GATEWAYS_MAX: u32 = 65_536;
@@ -46,8 +49,13 @@ pub enum Index {
 /// A registry in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Etcd {
-    /// `http://host:port` of its members, at least one. The next one is tried when one fails.
+    /// `http://host:port` or `https://host:port` of its members, at least one. The next one is tried
+    /// when one fails.
     pub endpoints: Vec<String>,
+    /// For `https`.
+    pub tls: Tls,
+    /// Who logs in there, if that is asked for.
+    pub login: Option<Login>,
     /// What the keys of this fleet start with, without a slash at the end.
     pub prefix: String,
     /// How long an index stays taken after its holder has vanished. At least 2 s.
@@ -55,4 +63,26 @@ pub struct Etcd {
     /// What this gateway is called in the registry; a restarted one gets its index back by it. By
     /// default the host's name and machine id.
     pub name: Option<String>,
+}
+
+/// A user of etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Login {
+    /// Its name.
+    pub user: String,
+    /// Where its password is, and nothing else. Read anew for each connection.
+    pub password_file: PathBuf,
+}
+
+impl Login {
+    /// The password; without the end of the line that it is in.
+    pub fn password(&self) -> Result<String, String> {
+        let text = fs::read_to_string(&self.password_file)
+            .map_err(|error| format!("cannot be read: {error}"))?;
+        let password = text.trim_end_matches(['\r', '\n']);
+        if password.is_empty() {
+            return Err("is empty".to_owned());
+        }
+        Ok(password.to_owned())
+    }
 }

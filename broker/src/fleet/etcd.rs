@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio_stream::StreamExt as _;
 use tonic::Streaming;
 
+use crate::config::gateway::{self, Login};
 use crate::datapath::Datapath;
 use crate::grpc;
 
@@ -20,13 +21,30 @@ pub(super) struct Etcd {
 }
 
 impl Etcd {
+    /// Connects to one of the members, and logs in if the configuration says so.
     pub(super) async fn connect(
-        endpoint: &str,
+        config: &gateway::Etcd,
+        member: usize,
         limit: Duration,
         datapath: Arc<dyn Datapath>,
     ) -> Result<Self, String> {
-        let client = grpc::Client::connect(endpoint, None, limit, datapath).await?;
-        Ok(Self { client, limit })
+        let endpoint = &config.endpoints[member];
+        let client = grpc::Client::connect(endpoint, &config.tls, None, limit, datapath).await?;
+        let etcd = Self { client, limit };
+        match &config.login {
+            Some(login) => etcd.log_in(login).await.map_err(|error| format!("{endpoint}: {error}")),
+            None => Ok(etcd),
+        }
+    }
+
+    async fn log_in(self, login: &Login) -> Result<Self, String> {
+        let file = login.password_file.display();
+        let password = login.password().map_err(|why| format!("{file}: {why}"))?;
+        let request = AuthenticateRequest { name: login.user.clone(), password };
+        let AuthenticateResponse { token } =
+            self.call("/etcdserverpb.Auth/Authenticate", request).await?;
+        let token = token.parse().map_err(|_e| "the server's token is none".to_owned())?;
+        Ok(Self { client: self.client.with_header((TOKEN, token)), limit: self.limit })
     }
 
     async fn call<Q, R>(&self, path: &'static str, request: Q) -> Result<R, String>
@@ -185,9 +203,26 @@ fn after(prefix: &str) -> Vec<u8> {
     end
 }
 
+/// The header that says who calls.
+const TOKEN: &str = "token";
+
 const COMPARE_EQUAL: i32 = 0;
 const COMPARE_MOD_REVISION: i32 = 2;
 const EVENT_DELETE: i32 = 1;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct AuthenticateRequest {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    password: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct AuthenticateResponse {
+    #[prost(string, tag = "2")]
+    token: String,
+}
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct LeaseGrantRequest {

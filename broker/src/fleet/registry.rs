@@ -123,10 +123,10 @@ impl Registry {
         endpoint: usize,
         backoff: &mut Backoff,
     ) -> Result<Infallible, String> {
-        let endpoint = &self.config.endpoints[endpoint];
         // Several answers fit into the lease's time.
         let limit = (self.config.ttl / 3).min(Duration::from_secs(5));
-        let etcd = Etcd::connect(endpoint, limit, Arc::clone(&self.datapath)).await?;
+        let datapath = Arc::clone(&self.datapath);
+        let etcd = Etcd::connect(&self.config, endpoint, limit, datapath).await?;
         self.etcd = Some(etcd.clone());
         loop {
             let lease = self.lease(&etcd).await?;

@@ -73,9 +73,10 @@ impl Eds {
         backoff: &mut Backoff,
     ) -> Result<Infallible, String> {
         let Self { config, datapath } = self;
-        let connected =
-            grpc::Client::connect(&config.server, Some(PING), CONNECT_LIMIT, Arc::clone(datapath));
-        let client = connected.await?;
+        let discovery::Eds { server, tls, .. } = config;
+        let datapath = Arc::clone(datapath);
+        let client =
+            grpc::Client::connect(server, tls, Some(PING), CONNECT_LIMIT, datapath).await?;
         let (requests, queue) = mpsc::channel(REQUESTS_MAX);
         requests.try_send(form.subscribe(self.node())).map_err(|error| error.to_string())?;
         let stream = client.stream(F::path(config.aggregated), ReceiverStream::new(queue));

@@ -73,6 +73,24 @@ pub(super) struct Etcd {
     pub ttl: Option<String>,
     /// Default: the host's name and machine id.
     pub name: Option<String>,
+    pub tls: Option<Tls>,
+    /// Default: nobody logs in.
+    pub user: Option<String>,
+    /// Not the password itself: configuration files are read by many.
+    pub password_file: Option<PathBuf>,
+}
+
+/// `[gateway.etcd.tls]` and `[service.discovery.eds.tls]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tls {
+    /// Default: the authorities that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// Default: the client says nothing of who it is.
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    /// Default: the host in the server's URL.
+    pub server_name: Option<String>,
 }
 
 /// One `[[service]]`.
@@ -235,6 +253,7 @@ impl<'de> Deserialize<'de> for PortOrName {
 #[serde(deny_unknown_fields)]
 pub(super) struct DiscoveryEds {
     pub server: String,
+    pub tls: Option<Tls>,
     /// Default: the service's name.
     pub cluster: Option<String>,
     /// No default: control planes answer nodes that they know.

@@ -12,6 +12,7 @@ mod outlier;
 mod pool;
 mod retries;
 mod subset;
+mod tls;
 mod unique;
 
 use std::net::{IpAddr, SocketAddr};
@@ -397,6 +398,16 @@ fn cgroups(check: &mut Checker, key: &str, texts: &[String]) -> Vec<PathBuf> {
         check.broken(key, quoted(text), rule);
     }
     all
+}
+
+/// A path that a daemon can be told.
+fn absolute(check: &mut Checker, key: &str, path: PathBuf) -> Option<PathBuf> {
+    if path.is_absolute() {
+        return Some(path);
+    }
+    let rule = "must be an absolute path: the daemon's working directory is nobody's";
+    check.broken(key, quoted(&path.to_string_lossy()), rule);
+    None
 }
 
 fn quoted(text: &str) -> String {

@@ -1,4 +1,5 @@
 mod outlier;
+mod tls;
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use crate::config::gateway::{Etcd, Gateway, Index};
 use crate::config::health::{Initial, Kind};
 use crate::config::outlier::{Outlier, Panic};
 use crate::config::retries::{Condition, Retries, RetryLimit};
+use crate::config::tls::Tls;
 use crate::config::{Affinity, Keepalive, OpaqueReuse, Protocol, Refuse, Route};
 
 const MINIMAL: &str = r#"
@@ -850,6 +852,7 @@ fn discovery_by_eds() {
     };
     let expected = Eds {
         server: "http://10.0.0.1:18000".to_owned(),
+        tls: Tls::default(),
         cluster: "d".to_owned(),
         node_id: "gateway-7".to_owned(),
         node_cluster: "broker".to_owned(),
@@ -872,11 +875,11 @@ fn discovery_by_eds() {
     assert_eq!(found(&format!("{keys}{all}")), expected);
     check(
         &discovering(
-            "eds]\nserver = \"https://10.0.0.1:18000\"\nnode_id = \"\"\napi = \"rest\"\n\
+            "eds]\nserver = \"grpc://10.0.0.1:18000\"\nnode_id = \"\"\napi = \"rest\"\n\
              initial_fetch_timeout = \"0s\"",
         ),
         &[
-            "service \"d\": discovery.eds.server = \"https://10.0.0.1:18000\": TLS is not supported: http://HOST:PORT of the server, or of a proxy on this host that speaks TLS to it",
+            "service \"d\": discovery.eds.server = \"grpc://10.0.0.1:18000\": must be http://HOST:PORT or https://HOST:PORT, such as http://10.0.0.1:2379",
             "service \"d\": discovery.eds.node_id = \"\": must not be empty",
             "service \"d\": discovery.eds.api = \"rest\": must be \"sotw\" or \"delta\"",
             "service \"d\": discovery.eds.initial_fetch_timeout = \"0s\": must be longer than zero",
@@ -911,6 +914,8 @@ fn gateway_forms() {
         "[gateway.etcd]\nendpoints = [\"http://127.0.0.1:2379\"]\nprefix = \"/broker/a\"";
     let etcd = Etcd {
         endpoints: vec!["http://127.0.0.1:2379".into()],
+        tls: Tls::default(),
+        login: None,
         prefix: "/broker/a".into(),
         ttl: Duration::from_secs(10),
         name: None,
@@ -957,7 +962,7 @@ fn gateway_rules() {
     check_gateway(
         "[gateway]\ncount = 3\n[gateway.etcd]\nendpoints = [\"10.0.0.1:2379\"]\nprefix = \"fleet/\"\nttl = \"1s\"\nname = \"\"",
         &[
-            "gateway.etcd.endpoints = \"10.0.0.1:2379\": must be http://HOST:PORT, such as http://10.0.0.1:2379",
+            "gateway.etcd.endpoints = \"10.0.0.1:2379\": must be http://HOST:PORT or https://HOST:PORT, such as http://10.0.0.1:2379",
             "gateway.etcd.prefix = \"fleet/\": must be like \"/broker/fleet-a\": what the keys of this fleet, and of no other, start with",
             "gateway.etcd.name = \"\": must not be empty",
             "gateway.etcd.ttl = \"1s\": must be at least 2s",

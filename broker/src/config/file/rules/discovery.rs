@@ -1,11 +1,10 @@
 //! Rules of `[service.discovery]`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::super::{address, raw};
 use super::check::Checker;
-use super::{addresses, quoted};
+use super::{absolute, addresses, quoted, tls};
 use crate::config::discovery::{
     Discovery, Dns, Eds, EdsApi, Families, File, Kubernetes, OnEmpty, Port, Records, Source,
 };
@@ -170,19 +169,17 @@ fn is_label(text: &str, usable: impl Fn(char) -> bool) -> bool {
         && !text.ends_with('-')
 }
 
-fn absolute(check: &mut Checker, key: &str, path: PathBuf) -> Option<PathBuf> {
-    if path.is_absolute() {
-        return Some(path);
-    }
-    let rule = "must be an absolute path: the daemon's working directory is nobody's";
-    check.broken(key, quoted(&path.to_string_lossy()), rule);
-    None
-}
-
 fn eds(check: &mut Checker, service: &str, raw: raw::DiscoveryEds) -> Option<Source> {
-    if let Err(rule) = address::server(&raw.server) {
+    let scheme = address::server(&raw.server);
+    if let Err(rule) = &scheme {
         check.broken("discovery.eds.server", quoted(&raw.server), rule);
     }
+    let tls = tls::tls(
+        check,
+        "discovery.eds.tls",
+        raw.tls,
+        scheme.as_ref().map_or(&[], std::slice::from_ref),
+    );
     let mut name = |key: &str, name: String| {
         if name.is_empty() {
             check.broken(key, quoted(&name), "must not be empty");
@@ -205,6 +202,7 @@ fn eds(check: &mut Checker, service: &str, raw: raw::DiscoveryEds) -> Option<Sou
     );
     Some(Source::Eds(Eds {
         server: raw.server,
+        tls,
         cluster,
         node_id,
         node_cluster,

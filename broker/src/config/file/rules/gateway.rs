@@ -1,12 +1,13 @@
 //! Rules of `[gateway]`.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::super::{address, raw};
 use super::check::Checker;
-use super::{quoted, quoted_list};
-use crate::config::gateway::{Etcd, GATEWAYS_MAX, Gateway, Index};
+use super::{absolute, quoted, quoted_list, tls};
+use crate::config::gateway::{Etcd, GATEWAYS_MAX, Gateway, Index, Login};
 
 /// etcd rounds shorter ones up.
 const TTL_MIN: Duration = Duration::from_secs(2);
@@ -60,12 +61,7 @@ fn index(check: &mut Checker, raw: raw::Index) -> Option<Index> {
             return None;
         }
         raw::Index::Table(raw::IndexTable { file: Some(path), env: None }) => {
-            if path.is_absolute() {
-                return Some(Index::File(path));
-            }
-            let rule = "must be an absolute path: the daemon's working directory is nobody's";
-            check.broken("gateway.index.file", quoted(&path.to_string_lossy()), rule);
-            return None;
+            return absolute(check, "gateway.index.file", path).map(Index::File);
         }
         raw::Index::Table(raw::IndexTable { file: None, env: Some(name) }) => {
             if !name.is_empty() && !name.contains(['=', '\0']) {
@@ -83,11 +79,15 @@ fn etcd(check: &mut Checker, raw: raw::Etcd) -> Etcd {
     if raw.endpoints.is_empty() {
         check.broken("gateway.etcd.endpoints", "", "needs at least one");
     }
+    let mut schemes = Vec::new();
     for text in &raw.endpoints {
-        if let Err(rule) = address::server(text) {
-            check.broken("gateway.etcd.endpoints", quoted(text), rule);
+        match address::server(text) {
+            Ok(scheme) => schemes.push(scheme),
+            Err(rule) => check.broken("gateway.etcd.endpoints", quoted(text), rule),
         }
     }
+    let tls = tls::tls(check, "gateway.etcd.tls", raw.tls, &schemes);
+    let login = login(check, raw.user, raw.password_file);
     if raw.endpoints.iter().any(|a| raw.endpoints.iter().filter(|b| *b == a).count() > 1) {
         check.broken("gateway.etcd.endpoints", quoted_list(&raw.endpoints), "one is given twice");
     }
@@ -105,5 +105,30 @@ fn etcd(check: &mut Checker, raw: raw::Etcd) -> Etcd {
         Duration::from_secs(10),
         TTL_MIN,
     );
-    Etcd { endpoints: raw.endpoints, prefix: raw.prefix, ttl, name: raw.name }
+    Etcd { endpoints: raw.endpoints, tls, login, prefix: raw.prefix, ttl, name: raw.name }
+}
+
+fn login(check: &mut Checker, user: Option<String>, file: Option<PathBuf>) -> Option<Login> {
+    const USER: &str = "gateway.etcd.user";
+    const FILE: &str = "gateway.etcd.password_file";
+    let (user, file) = match (user, file) {
+        (None, None) => return None,
+        (Some(user), Some(file)) => (user, file),
+        (Some(user), None) => {
+            check.broken(USER, quoted(&user), "needs `password_file`");
+            return None;
+        }
+        (None, Some(file)) => {
+            check.broken(FILE, quoted(&file.to_string_lossy()), "needs `user`");
+            return None;
+        }
+    };
+    if user.is_empty() {
+        check.broken(USER, quoted(&user), "must not be empty");
+    }
+    let login = Login { user, password_file: absolute(check, FILE, file)? };
+    if let Err(why) = login.password() {
+        check.broken(FILE, quoted(&login.password_file.to_string_lossy()), why);
+    }
+    Some(login)
 }
