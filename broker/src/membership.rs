@@ -200,15 +200,17 @@ pub trait Source: Send {
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// The source that a configuration names. Those that open their sockets themselves mark them in
-/// `datapath` as the broker's own.
+/// The source that a configuration names. Their sockets are marked in `datapath` as the broker's own.
 #[must_use]
 pub fn source(config: &discovery::Source, datapath: &Arc<dyn Datapath>) -> Box<dyn Source> {
+    let datapath = Arc::clone(datapath);
     match config.clone() {
         discovery::Source::File(file) => Box::new(file::File::new(file.path)),
-        discovery::Source::Dns(dns) => Box::new(dns::Dns::new(dns)),
-        discovery::Source::Kubernetes(service) => Box::new(kubernetes::Kubernetes::new(service)),
-        discovery::Source::Eds(eds) => Box::new(eds::Eds::new(eds, Arc::clone(datapath))),
+        discovery::Source::Dns(dns) => Box::new(dns::Dns::new(dns, datapath)),
+        discovery::Source::Kubernetes(service) => {
+            Box::new(kubernetes::Kubernetes::new(service, datapath))
+        }
+        discovery::Source::Eds(eds) => Box::new(eds::Eds::new(eds, datapath)),
     }
 }
 

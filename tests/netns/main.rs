@@ -27,6 +27,7 @@ mod kernel;
 mod limits;
 mod membership;
 mod outliers;
+mod own;
 mod paths;
 mod priorities;
 mod programs;

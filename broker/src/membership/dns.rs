@@ -14,14 +14,16 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use hickory_resolver::TokioResolver;
+use hickory_resolver::Resolver;
 use hickory_resolver::config::{
     ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
+use hickory_resolver::net::runtime::{RuntimeProvider, TokioRuntimeProvider};
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::ResponseCode;
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
@@ -29,37 +31,44 @@ use hickory_resolver::proto::rr::{Name, RData, RecordType};
 use super::{Feed, Member, Membership, Source, document, rng};
 use crate::clock;
 use crate::config::discovery::{self, Families, Records};
+use crate::datapath::Datapath;
+use crate::outbound;
 use crate::pool::backoff::Backoff;
 
 /// Questions under way at once: SRV records may lead to hundreds of names.
 const QUESTIONS_MAX: usize = 16;
 
+/// How long a connection may take, if the resolver does not say.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
 /// Aliases that are followed one after the other.
 const ALIASES_MAX: usize = 8;
 
 /// A name to look up again and again.
-#[derive(Debug)]
 pub struct Dns {
     config: discovery::Dns,
+    datapath: Arc<dyn Datapath>,
 }
 
 impl Dns {
-    /// The name that the configuration says, and how to ask for it.
+    /// The name that the configuration says, and how to ask for it. Sockets are marked in `datapath`
+    /// as the broker's own.
     #[must_use]
-    pub fn new(config: discovery::Dns) -> Self {
-        Self { config }
+    pub fn new(config: discovery::Dns, datapath: Arc<dyn Datapath>) -> Self {
+        Self { config, datapath }
     }
 }
 
 impl Source for Dns {
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
-            let Self { config } = *self;
+            let Self { config, datapath } = *self;
+            let sockets = Sockets { datapath, usual: TokioRuntimeProvider::new() };
             let mut known = Known::default();
             let mut backoff = Backoff::new(config.refresh_min, config.refresh_max);
             let mut rng = rng();
             while !feed.is_closed() {
-                match look(&config, &mut known).await {
+                match look(&config, &sockets, &mut known).await {
                     Ok((members, until)) => {
                         backoff.succeed();
                         match members {
@@ -96,10 +105,11 @@ struct Answer {
 /// The list as it is now, if it can be used, and until when it holds.
 async fn look(
     config: &discovery::Dns,
+    sockets: &Sockets,
     known: &mut Known,
 ) -> Result<(Result<Membership, String>, Instant), NetError> {
     // Made anew for each look: so it has no memory beside `known`, and follows resolv.conf.
-    let asker = Asker { resolver: resolver(&config.resolvers)?, config };
+    let asker = Asker { resolver: resolver(&config.resolvers, sockets.clone())?, config };
     let mut name = Name::from_ascii(&config.name)?;
     name.set_fqdn(true);
     let now = clock::now();
@@ -184,7 +194,7 @@ fn ips(known: &Known, name: &Name, kind: RecordType) -> Vec<IpAddr> {
 }
 
 struct Asker<'a> {
-    resolver: TokioResolver,
+    resolver: Resolver<Sockets>,
     config: &'a discovery::Dns,
 }
 
@@ -268,10 +278,9 @@ impl Asker<'_> {
     }
 }
 
-fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
-    let provider = TokioRuntimeProvider::default();
+fn resolver(servers: &[SocketAddr], sockets: Sockets) -> Result<Resolver<Sockets>, NetError> {
     let mut builder = if servers.is_empty() {
-        TokioResolver::builder(provider).map_err(|error| match error {
+        Resolver::builder(sockets).map_err(|error| match error {
             NetError::Io(error) => {
                 io::Error::new(error.kind(), format!("resolv.conf: {error}")).into()
             }
@@ -286,10 +295,55 @@ fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
             NameServerConfig::new(server.ip(), true, connections.into())
         });
         let config = ResolverConfig::from_name_servers(servers.collect());
-        TokioResolver::builder_with_config(config, provider).with_options(ResolverOpts::default())
+        Resolver::builder_with_config(config, sockets).with_options(ResolverOpts::default())
     };
     builder.options_mut().use_hosts_file = ResolveHosts::Never;
     builder.build()
+}
+
+/// What the resolver asks through: tokio's sockets, those over TCP marked as the broker's own. Others
+/// are neither intercepted nor counted.
+#[derive(Clone)]
+struct Sockets {
+    datapath: Arc<dyn Datapath>,
+    usual: TokioRuntimeProvider,
+}
+
+impl RuntimeProvider for Sockets {
+    type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
+    type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
+    type Udp = <TokioRuntimeProvider as RuntimeProvider>::Udp;
+    type Tcp = <TokioRuntimeProvider as RuntimeProvider>::Tcp;
+
+    fn create_handle(&self) -> Self::Handle {
+        self.usual.create_handle()
+    }
+
+    fn connect_tcp(
+        &self,
+        server: SocketAddr,
+        from: Option<SocketAddr>,
+        limit: Option<Duration>,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
+        let socket = outbound::socket(server, &*self.datapath);
+        Box::pin(async move {
+            let socket = socket?;
+            if let Some(from) = from {
+                socket.bind(from)?;
+            }
+            let connecting = socket.connect(server);
+            let connected = tokio::time::timeout(limit.unwrap_or(CONNECT_LIMIT), connecting).await;
+            Ok(AsyncIoTokioAsStd(connected??))
+        })
+    }
+
+    fn bind_udp(
+        &self,
+        from: SocketAddr,
+        server: SocketAddr,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Udp>>>> {
+        self.usual.bind_udp(from, server)
+    }
 }
 
 #[cfg(test)]

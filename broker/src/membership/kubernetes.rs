@@ -21,18 +21,26 @@ use std::convert::Infallible;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::StreamExt as _;
+use hyper::Uri;
+use hyper_util::client::legacy;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::client::ConfigExt as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use tower::{BoxError, ServiceBuilder};
 
 use super::{Feed, Health, Member, Membership, Source, document, rng};
 use crate::clock;
 use crate::config::discovery::{self, Port};
+use crate::datapath::Datapath;
+use crate::outbound;
 use crate::pool::backoff::Backoff;
 
 /// The server ends a watch after this time, and it is resumed. A server that has gone without a
@@ -50,16 +58,16 @@ const RETRY_MIN: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// A service to watch.
-#[derive(Debug)]
 pub struct Kubernetes {
     config: discovery::Kubernetes,
+    datapath: Arc<dyn Datapath>,
 }
 
 impl Kubernetes {
-    /// The service that the configuration says.
+    /// The service that the configuration says. Sockets are marked in `datapath` as the broker's own.
     #[must_use]
-    pub fn new(config: discovery::Kubernetes) -> Self {
-        Self { config }
+    pub fn new(config: discovery::Kubernetes, datapath: Arc<dyn Datapath>) -> Self {
+        Self { config, datapath }
     }
 
     /// Lists and watches until something goes wrong.
@@ -85,7 +93,7 @@ impl Kubernetes {
         let discovery::Kubernetes { kubeconfig, context, namespace, .. } = &self.config;
         let options =
             KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
-        let mut config = match (kubeconfig, context) {
+        let config = match (kubeconfig, context) {
             (Some(path), _) => {
                 let what = || path.display().to_string();
                 let file = Kubeconfig::read_from(path).with_context(what)?;
@@ -94,11 +102,29 @@ impl Kubernetes {
             (None, Some(_)) => Config::from_kubeconfig(&options).await?,
             (None, None) => Config::infer().await?,
         };
-        config.connect_timeout = Some(ANSWER_MAX);
-        // Retries are made here, where they are told of.
-        config.default_retry = false;
         let namespace = namespace.as_ref().unwrap_or(&config.default_namespace).clone();
-        Ok(Api::namespaced(Client::try_from(config)?, &namespace))
+        Ok(Api::namespaced(self.client(&config)?, &namespace))
+    }
+
+    /// As kube's own client, with sockets that are marked. It retries nothing: that is done here, where
+    /// it is told of.
+    fn client(&self, config: &Config) -> anyhow::Result<Client> {
+        if let Some(proxy) = &config.proxy_url {
+            anyhow::bail!("the API server is behind a proxy, which is not supported: {proxy}");
+        }
+        let datapath = Arc::clone(&self.datapath);
+        let connector = tower::service_fn(move |uri: Uri| {
+            let datapath = Arc::clone(&datapath);
+            async move { outbound::dial(&uri, &*datapath).await.map(TokioIo::new) }
+        });
+        let connector = config.rustls_https_connector_with_connector(connector)?;
+        let service = ServiceBuilder::new()
+            .layer(config.base_uri_layer())
+            .option_layer(config.auth_layer()?)
+            .layer(config.extra_headers_layer()?)
+            .map_err(BoxError::from)
+            .service(legacy::Client::builder(TokioExecutor::new()).build(connector));
+        Ok(Client::new(service, config.default_namespace.clone()))
     }
 
     fn selector(&self) -> String {

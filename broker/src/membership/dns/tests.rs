@@ -1,6 +1,6 @@
 //! Against a DNS server on loopback that says what it is told to, over UDP and TCP.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use hickory_resolver::proto::op::{Message, OpCode};
 use hickory_resolver::proto::rr::Record;
@@ -13,6 +13,11 @@ use tokio::task::JoinSet;
 use super::super::Latest;
 use super::super::tests::wait;
 use super::*;
+use crate::datapath::Inert;
+
+fn sockets() -> Sockets {
+    Sockets { datapath: Arc::new(Inert), usual: TokioRuntimeProvider::new() }
+}
 
 /// What the server says to a question.
 #[derive(Clone)]
@@ -130,13 +135,13 @@ impl Server {
     fn watch(&self, of: &str, records: Records) -> (JoinSet<()>, watch::Receiver<Latest>) {
         let (feed, latest) = Feed::new();
         let mut task = JoinSet::new();
-        task.spawn(Box::new(Dns::new(self.config(of, records))).watch(feed));
+        task.spawn(Box::new(Dns::new(self.config(of, records), Arc::new(Inert))).watch(feed));
         (task, latest)
     }
 
     /// One look at `of`.
     async fn look(&self, of: &str, records: Records) -> Result<String, String> {
-        let (members, _) = look(&self.config(of, records), &mut Known::default())
+        let (members, _) = look(&self.config(of, records), &sockets(), &mut Known::default())
             .await
             .map_err(|error| format!("lost: {error}"))?;
         Ok(shown(&members.map_err(|reason| format!("refused: {reason}"))?))
@@ -267,7 +272,7 @@ async fn answers_hold_as_long_as_they_say() {
             ..server.config(name, V4)
         };
         let before = clock::now();
-        let (members, until) = look(&config, &mut Known::default()).await.unwrap();
+        let (members, until) = look(&config, &sockets(), &mut Known::default()).await.unwrap();
         members.unwrap();
         let after = clock::now();
         assert!(before + expected <= until && until <= after + expected, "{name}");
@@ -339,7 +344,7 @@ async fn a_server_that_is_silent_or_gone() {
         refresh_min: Duration::from_secs(1),
         refresh_max: Duration::from_mins(1),
     };
-    look(&config, &mut Known::default()).await.unwrap_err();
+    look(&config, &sockets(), &mut Known::default()).await.unwrap_err();
 }
 
 #[tokio::test]

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, Uri};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use super::super::Latest;
 use super::super::tests::wait;
 use super::*;
+use crate::datapath::Inert;
 
 /// A slice with TCP port `http` 8080 and these endpoints.
 fn slice(name: &str, version: u64, endpoints: &Value) -> Value {
@@ -217,7 +218,7 @@ impl Server {
 
     fn watch_as(&mut self, config: discovery::Kubernetes) -> watch::Receiver<Latest> {
         let (feed, latest) = Feed::new();
-        self.tasks.spawn(Box::new(Kubernetes::new(config)).watch(feed));
+        self.tasks.spawn(Box::new(Kubernetes::new(config, Arc::new(Inert))).watch(feed));
         latest
     }
 
