@@ -23,6 +23,9 @@ pub const TARGETS_MAX: usize = 8192;
 /// Remote endpoints that are counted one by one, unless the loader says otherwise.
 pub const ENDPOINTS_MAX: usize = 16384;
 
+/// Places for active connections that are followed, unless the loader says otherwise.
+pub const CONNECTIONS_MAX: usize = 1 << 17;
+
 /// Origins to which the ways are watched, for as long as they are the ones used last.
 pub const PATHS_MAX: usize = 4096;
 
@@ -66,11 +69,13 @@ pub mod name {
     /// Programs: answer with the address that the client dialled.
     pub const GETPEERNAME: [&str; 2] = ["broker_getpeer4", "broker_getpeer6"];
 
-    /// Map: [`SocketState`](super::SocketState) of each socket the programs have met.
+    /// Map: [`SocketState`](super::SocketState) of the broker's own sockets and intercepted ones.
     pub const SOCKETS: &str = "broker_sockets";
     /// Map: [`EndpointKey`](super::EndpointKey) to [`EndpointCounters`](super::EndpointCounters).
     pub const ENDPOINTS: &str = "broker_endpoint";
-    /// Map: [`Counters`](super::Counters) of all connections, by [`Who`](super::Who).
+    /// Map: [`ConnectionPlace`](super::ConnectionPlace)s.
+    pub const CONNECTIONS: &str = "broker_conns";
+    /// Map: [`Outcomes`](super::Outcomes) of all connections, by CPU and [`Who`](super::Who).
     pub const TOTALS: &str = "broker_totals";
     /// Map: [`Path`](super::Path) by the origin's [`Address`](super::Address).
     pub const PATHS: &str = "broker_paths";
@@ -140,6 +145,8 @@ pub mod global {
     pub const HEARTBEAT_AGE_MAX_NS: &str = "HEARTBEAT_AGE_MAX_NS";
     /// `u32`: 1 if programs can choose the error of a refused `connect()` (Linux 5.18).
     pub const CAN_SET_RETVAL: &str = "CAN_SET_RETVAL";
+    /// `u32`: places in [`CONNECTIONS`](super::name::CONNECTIONS), a power of two, less one.
+    pub const CONNECTIONS_MASK: &str = "CONNECTIONS_MASK";
     /// `u32`: places for origin sockets in each group; 0 means that nothing is steered.
     pub const GROUP_SLOTS: &str = "GROUP_SLOTS";
     /// [`Offsets`](super::Offsets): where the kernel keeps what steering must know.
@@ -209,18 +216,46 @@ pub enum Who {
 pub const WHO_COUNT: usize = 2;
 
 /// Where an actively opened connection stands, as far as the counters care.
-#[repr(u8)]
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// No connection (any more).
-    None = 0,
     /// SYN sent.
-    Connecting = 1,
+    Connecting = 0,
     /// Established.
-    Open = 2,
+    Open = 1,
     /// No longer established, not yet gone.
-    Leaving = 3,
+    Leaving = 2,
 }
+
+/// An actively opened connection that is followed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Whom it is counted for.
+    pub endpoint: EndpointKey,
+    /// When the phase began, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub since_ns: u64,
+    /// [`EndpointCounters::created_ns`] of the entry that counted the attempt; 0 if none did.
+    pub entry_ns: u64,
+    /// A [`Phase`].
+    pub phase: u32,
+    /// 1 if the socket has a [`SocketState`].
+    pub has_state: u32,
+}
+
+const _: () = assert!(size_of::<Connection>() == 48);
+
+/// A place for a [`Connection`]; a cache line.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionPlace {
+    /// Its connection.
+    pub connection: Connection,
+    /// The cookie of the socket that has it; 0 if none does.
+    pub cookie: u64,
+}
+
+const _: () = assert!(size_of::<ConnectionPlace>() == 64);
 
 /// Where an intercepted connection stands.
 #[repr(u8)]
@@ -234,32 +269,22 @@ pub enum Interception {
     Connected = 2,
 }
 
-/// What the programs keep with a socket, for as long as it lives.
+/// What is kept with a socket of the broker's own, or an intercepted one, for as long as it lives.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
-    /// When the phase began, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub since_ns: u64,
-    /// [`EndpointCounters::created_ns`] of the entry that counted the attempt; 0 if none did.
-    pub entry_ns: u64,
-    /// The remote end as TCP sees it.
-    pub remote: Address,
     /// What the client dialled, if intercepted.
     pub dialled: Address,
     /// Where it was sent instead, if intercepted.
     pub listener: Address,
     /// A [`Who`].
     pub who: u8,
-    /// A [`Phase`].
-    pub phase: u8,
     /// An [`Interception`].
     pub interception: u8,
     /// 1 if the destination must be, or is, among the original destinations.
     pub keep_destination: u8,
     /// A [`Steering`].
     pub steering: u8,
-    /// Padding, always 0.
-    pub zero: [u8; 3],
     /// Index of the client's [`Route`], if it may be steered.
     pub route: u32,
     /// Segments with data sent that its [`Path`] has heard of; only of the broker's own.
@@ -268,7 +293,7 @@ pub struct SocketState {
     pub retransmitted: u32,
 }
 
-const _: () = assert!(size_of::<SocketState>() == 96);
+const _: () = assert!(size_of::<SocketState>() == 56);
 
 /// Whether a client may be steered.
 #[repr(u8)]
@@ -548,19 +573,33 @@ pub struct EndpointKey {
 
 const _: () = assert!(size_of::<EndpointKey>() == 24);
 
+/// What is counted of actively opened connections; `broker::datapath::Outcomes` explains them.
+#[repr(usize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "explained once, where they are read")]
+pub enum Outcome {
+    Attempted = 0,
+    Established = 1,
+    Refused = 2,
+    TimedOut = 3,
+    FailedOther = 4,
+    Abandoned = 5,
+    Closed = 6,
+    Reset = 7,
+}
+
+/// How many outcomes [`Outcome`] names.
+pub const OUTCOME_COUNT: usize = 8;
+
+/// How often each [`Outcome`] was seen.
+pub type Outcomes = [u64; OUTCOME_COUNT];
+
 /// Counters of actively opened connections; `broker::datapath::ConnectionCounters` explains them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "explained once, where they are read")]
 pub struct Counters {
-    pub attempted: u64,
-    pub established: u64,
-    pub refused: u64,
-    pub timed_out: u64,
-    pub failed_other: u64,
-    pub abandoned: u64,
-    pub closed: u64,
-    pub reset: u64,
+    pub outcomes: Outcomes,
     pub open: u64,
     pub open_peak: u64,
     pub handshake_us_sum: u64,
@@ -568,7 +607,7 @@ pub struct Counters {
     pub lifetime_ms: [u64; BUCKETS],
 }
 
-const _: () = assert!(size_of::<Counters>() == 8 * (11 + 2 * BUCKETS));
+const _: () = assert!(size_of::<Counters>() == 8 * (OUTCOME_COUNT + 3 + 2 * BUCKETS));
 
 /// The counters of one remote endpoint.
 ///
@@ -643,10 +682,12 @@ pub enum Tally {
     Repeated = 12,
     /// A segment could not be placed among the others, and was dropped with all after it.
     OutOfStep = 13,
+    /// A connection is not followed beyond its attempt: there is no place for it.
+    NotFollowed = 14,
 }
 
 /// How many events [`Tally`] names.
-pub const TALLY_COUNT: usize = 14;
+pub const TALLY_COUNT: usize = 15;
 
 /// A destination, as matched against the intercepted prefixes.
 #[repr(C)]
@@ -777,8 +818,8 @@ mod user {
     #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
     use super::{
-        Address, Cgroup, Client, Counters, Dialled, EndpointCounters, EndpointKey, Event, Group,
-        Listeners, Offsets, Pair, Path, Route, Service, Slot, SocketState, Target,
+        Address, Cgroup, Client, Dialled, EndpointCounters, EndpointKey, Event, Group, Listeners,
+        Offsets, Pair, Path, Route, Service, Slot, SocketState, Target,
     };
 
     macro_rules! pod {
@@ -792,7 +833,6 @@ mod user {
         Address,
         Cgroup,
         Client,
-        Counters,
         Dialled,
         EndpointCounters,
         EndpointKey,
@@ -851,6 +891,7 @@ mod tests {
     fn the_kernel_keeps_names_whole() {
         let names = [
             &[name::SOCK_OPS, name::SOCKETS, name::ENDPOINTS, name::TOTALS, name::TALLIES][..],
+            &[name::CONNECTIONS],
             &[name::TARGETS, name::SERVICES, name::LISTENERS, name::HEARTBEATS],
             &[name::ORIGINAL_DESTINATIONS, name::REQUEST, name::RESPONSE, name::CLIENT_SOCKETS],
             &[name::SETTLED, name::CLIENTS, name::ORIGIN_SOCKETS, name::ORIGIN_SLOTS, name::SLOTS],

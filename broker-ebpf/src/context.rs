@@ -24,6 +24,25 @@ macro_rules! load_u32 {
     }};
 }
 
+/// Reads the field of a context that is a pointer to something of the kernel's.
+macro_rules! load_pointer {
+    ($context:ident : $type:ty, $($field:ident).+) => {{
+        let context: *mut $type = $context;
+        let value;
+        // SAFETY: reads within the context that the kernel handed to the program.
+        unsafe {
+            core::arch::asm!(
+                "{value} = *(u64 *)({context} + {offset})",
+                value = lateout(reg) value,
+                context = in(reg) context,
+                offset = const core::mem::offset_of!($type, $($field).+),
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+        value
+    }};
+}
+
 /// Writes a 32-bit field of a context.
 macro_rules! store_u32 {
     ($context:ident : $type:ty, $field:ident $([$index:literal])? = $value:expr) => {{
@@ -42,4 +61,4 @@ macro_rules! store_u32 {
     }};
 }
 
-pub(crate) use {load_u32, store_u32};
+pub(crate) use {load_pointer, load_u32, store_u32};

@@ -6,7 +6,7 @@
 #![expect(clippy::inline_always, reason = "see the module documentation")]
 
 use crate::abi::{
-    Address, BUCKETS, FINE_BUCKETS, Interception, ListenerSet, Phase, Steer, Target, words,
+    Address, BUCKETS, FINE_BUCKETS, Interception, ListenerSet, Outcome, Phase, Steer, Target, words,
 };
 
 /// The third word of every IPv4-mapped address; the first two are 0.
@@ -142,8 +142,6 @@ pub enum Step {
     Left,
     /// The connection is no longer established, and gone at once.
     LeftAndGone,
-    /// A connection that had left before is gone.
-    Gone,
 }
 
 /// What it means that a socket in `phase` enters the TCP state `state`.
@@ -152,43 +150,28 @@ pub enum Step {
 /// of another program on the same cgroup.
 #[must_use]
 #[inline(always)]
-pub const fn step(phase: u8, state: u32) -> Step {
-    const CONNECTING: u8 = Phase::Connecting as u8;
-    const OPEN: u8 = Phase::Open as u8;
-    const LEAVING: u8 = Phase::Leaving as u8;
+pub const fn step(phase: u32, state: u32) -> Step {
+    const CONNECTING: u32 = Phase::Connecting as u32;
+    const OPEN: u32 = Phase::Open as u32;
     match (phase, state) {
         (CONNECTING, TCP_ESTABLISHED) => Step::Established,
         (CONNECTING, TCP_CLOSE) => Step::Failed,
         (OPEN, TCP_ESTABLISHED) => Step::Nothing,
         (OPEN, TCP_CLOSE) => Step::LeftAndGone,
         (OPEN, _) => Step::Left,
-        (LEAVING, TCP_CLOSE) => Step::Gone,
         _ => Step::Nothing,
     }
-}
-
-/// Why an attempt has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// A RST.
-    Refused,
-    /// No answer.
-    TimedOut,
-    /// The application has closed the socket.
-    Abandoned,
-    /// Anything else, or not known.
-    Other,
 }
 
 /// Why an attempt has failed, by the socket's error if that is known.
 #[must_use]
 #[inline(always)]
-pub const fn failure(sk_err: Option<i32>) -> Failure {
+pub const fn failure(sk_err: Option<i32>) -> Outcome {
     match sk_err {
-        Some(0) => Failure::Abandoned,
-        Some(ECONNREFUSED) => Failure::Refused,
-        Some(ETIMEDOUT) => Failure::TimedOut,
-        _ => Failure::Other,
+        Some(0) => Outcome::Abandoned,
+        Some(ECONNREFUSED) => Outcome::Refused,
+        Some(ETIMEDOUT) => Outcome::TimedOut,
+        _ => Outcome::FailedOther,
     }
 }
 
@@ -337,50 +320,46 @@ mod tests {
 
     #[test]
     fn a_connection_is_counted_once_at_each_step() {
-        use Step::{Established, Failed, Gone, Left, LeftAndGone};
+        use Step::{Established, Failed, Left, LeftAndGone};
         const SYN_RECV: u32 = 3;
         const FIN_WAIT1: u32 = 4;
         const FIN_WAIT2: u32 = 5;
         const CLOSE_WAIT: u32 = 8;
         const LAST_ACK: u32 = 9;
         let run = |states: &[u32]| {
-            let mut phase = Phase::Connecting as u8;
+            let mut phase = Phase::Connecting as u32;
             let mut steps = Vec::new();
             for &state in states {
                 let step = step(phase, state);
-                phase = match step {
-                    Step::Nothing => phase,
-                    Step::Established => Phase::Open as u8,
-                    Step::Left => Phase::Leaving as u8,
-                    Step::Failed | Step::LeftAndGone | Step::Gone => Phase::None as u8,
-                };
-                if step != Step::Nothing {
-                    steps.push(step);
+                match step {
+                    Step::Nothing => continue,
+                    Step::Established => phase = Phase::Open as u32,
+                    Step::Left => phase = Phase::Leaving as u32,
+                    Step::Failed | Step::LeftAndGone => {}
                 }
+                steps.push(step);
             }
             steps
         };
-        assert_eq!(run(&[1, FIN_WAIT1, FIN_WAIT2, 7]), [Established, Left, Gone]);
-        assert_eq!(run(&[1, CLOSE_WAIT, LAST_ACK, 7]), [Established, Left, Gone]);
+        assert_eq!(run(&[1, FIN_WAIT1, FIN_WAIT2, 7]), [Established, Left]);
+        assert_eq!(run(&[1, CLOSE_WAIT, LAST_ACK, 7]), [Established, Left]);
         assert_eq!(run(&[1, 7]), [Established, LeftAndGone]);
         assert_eq!(run(&[7]), [Failed]);
         // Simultaneous open, also when closed before it is complete.
         assert_eq!(run(&[SYN_RECV, 1, 7]), [Established, LeftAndGone]);
         assert_eq!(run(&[SYN_RECV, FIN_WAIT1, 7]), [Failed]);
-        // Told twice, or after the end.
-        assert_eq!(run(&[1, 1, 7, 7]), [Established, LeftAndGone]);
-        // A socket that was already connecting when the program was attached.
-        assert_eq!(step(Phase::None as u8, 1), Step::Nothing);
+        // Told twice.
+        assert_eq!(run(&[1, 1, 7]), [Established, LeftAndGone]);
     }
 
     #[test]
     fn failures_are_told_apart() {
         const EHOSTUNREACH: i32 = 113;
-        assert_eq!(failure(Some(0)), Failure::Abandoned);
-        assert_eq!(failure(Some(ECONNREFUSED)), Failure::Refused);
-        assert_eq!(failure(Some(ETIMEDOUT)), Failure::TimedOut);
-        assert_eq!(failure(Some(EHOSTUNREACH)), Failure::Other);
-        assert_eq!(failure(None), Failure::Other);
+        assert_eq!(failure(Some(0)), Outcome::Abandoned);
+        assert_eq!(failure(Some(ECONNREFUSED)), Outcome::Refused);
+        assert_eq!(failure(Some(ETIMEDOUT)), Outcome::TimedOut);
+        assert_eq!(failure(Some(EHOSTUNREACH)), Outcome::FailedOther);
+        assert_eq!(failure(None), Outcome::FailedOther);
         assert!([ECONNRESET, EPIPE, ETIMEDOUT].iter().all(|&e| was_reset(Some(e))));
         assert!(![Some(0), Some(EHOSTUNREACH), None].iter().any(|&e| was_reset(e)));
     }

@@ -11,6 +11,7 @@
 
 mod atomic;
 mod connect;
+mod connections;
 mod context;
 mod getpeername;
 mod kmem;

@@ -11,9 +11,9 @@ use aya_ebpf::btf_maps::{
 use aya_ebpf::helpers::generated::bpf_sk_storage_get;
 use aya_ebpf::macros::btf_map;
 use broker_ebpf::abi::{
-    Address, BUSY, Client, Counters, Dialled, ENDPOINTS_MAX, EVENTS_BYTES, EndpointCounters,
-    EndpointKey, Event, EventKind, Gate, Group, HEAD_BYTES_MAX, Listeners,
-    ORIGINAL_DESTINATIONS_MAX, Offsets, PATHS_MAX, Pair, Path, REQUEST_BYTES_MAX, Route,
+    Address, BUSY, CONNECTIONS_MAX, Client, ConnectionPlace, Dialled, ENDPOINTS_MAX, EVENTS_BYTES,
+    EndpointCounters, EndpointKey, Event, EventKind, Gate, Group, HEAD_BYTES_MAX, Listeners,
+    ORIGINAL_DESTINATIONS_MAX, Offsets, Outcomes, PATHS_MAX, Pair, Path, REQUEST_BYTES_MAX, Route,
     SERVICE_SLOTS, SERVICES_MAX, STEERED_CLIENTS_MAX, Service, Slot, SocketState, TALLY_COUNT,
     TARGETS_MAX, Tally, Target, UNKNOWN_OFFSET, WHO_COUNT, WHY_COUNT, WORKERS_MAX,
 };
@@ -27,12 +27,16 @@ static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 #[btf_map(name = "broker_endpoint")]
 pub static ENDPOINTS: LruHashMap<EndpointKey, EndpointCounters, ENDPOINTS_MAX> = LruHashMap::new();
 
+/// See [`connections`](crate::connections).
+#[btf_map(name = "broker_conns")]
+pub static CONNECTIONS: Array<ConnectionPlace, CONNECTIONS_MAX> = Array::new();
+
 /// An endpoint's first counters, which are too large for the stack.
 #[btf_map(name = "broker_scratch")]
 pub static SCRATCH: PerCpuArray<EndpointCounters, 1> = PerCpuArray::new();
 
 #[btf_map(name = "broker_totals")]
-pub static TOTALS: Array<Counters, WHO_COUNT> = Array::new();
+pub static TOTALS: PerCpuArray<Outcomes, WHO_COUNT> = PerCpuArray::new();
 
 #[btf_map(name = "broker_paths")]
 pub static PATHS: LruHashMap<Address, Path, PATHS_MAX> = LruHashMap::new();
@@ -149,6 +153,9 @@ const BPF_F_NO_PREALLOC: usize = 1;
 const BPF_F_MMAPABLE: usize = 1 << 10;
 
 #[unsafe(no_mangle)]
+pub static CONNECTIONS_MASK: Global<u32> = Global::new(0);
+
+#[unsafe(no_mangle)]
 pub static GROUP_SLOTS: Global<u32> = Global::new(0);
 
 #[unsafe(no_mangle)]
@@ -215,7 +222,7 @@ pub fn tell(worker: u32, kind: EventKind, slot: u32, client: u64) {
     }
 }
 
-/// The state kept with a socket, if there is any.
+/// What is kept with a socket of the broker's own, or an intercepted one.
 #[inline(always)]
 pub fn socket_state<'a>(sk: *mut bpf_sock) -> Option<&'a mut SocketState> {
     storage(&SOCKETS, sk, 0)

@@ -1,7 +1,7 @@
 //! Counts the connections that processes of this host open.
 //!
-//! The hook runs for every TCP socket of the host; only actively opened ones get state, and
-//! only theirs is looked at again. The flags that ask for more calls are added to those that
+//! The hook runs for every TCP socket of the host; only actively opened ones are followed, and
+//! what each of them costs is what every connection of the host pays. The flags that ask for more calls are added to those that
 //! are set: another program on the cgroup may have set its own. Calls for round-trip times and
 //! retransmissions are asked for on the broker's own sockets only.
 
@@ -16,19 +16,19 @@ use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 use aya_log_ebpf::warn;
 use broker_ebpf::abi::{
-    ACCEPT_EVERY, Address, BUCKETS, Client, Counters, Dialled, EndpointKey, EventKind,
-    FINE_BUCKETS, Interception, NO_SLOT, Pair, Path, Phase, Route, SEGMENTS_PER_RTT, SocketState,
-    Steering, Tally, WORKERS_MAX, Who,
+    ACCEPT_EVERY, Address, BUCKETS, Client, Connection, Counters, Dialled, EndpointCounters,
+    EndpointKey, EventKind, FINE_BUCKETS, Interception, NO_SLOT, OUTCOME_COUNT, Outcome, Pair,
+    Path, Phase, Route, SEGMENTS_PER_RTT, SocketState, Steering, Tally, WORKERS_MAX, Who,
 };
-use broker_ebpf::flow::{self, Failure, Step};
+use broker_ebpf::flow::{self, Step};
 
 use crate::atomic;
-use crate::context::load_u32;
+use crate::connections;
+use crate::context::{load_pointer, load_u32};
 use crate::kmem::{self, sk_err};
 use crate::maps::{
     CLIENT_SOCKETS, CLIENTS, ENDPOINTS, NO_PATH, ORIGIN_SLOTS, ORIGINAL_DESTINATIONS, PATHS,
-    ROUTES, SCRATCH, TOTALS, Way, socket_state, socket_state_or_new, steered, steered_or_new,
-    tally, tell,
+    ROUTES, SCRATCH, TOTALS, Way, socket_state, steered, steered_or_new, tally, tell,
 };
 use crate::slots;
 
@@ -51,28 +51,19 @@ pub fn broker_sockops(ctx: SockOpsContext) -> u32 {
 /// A SYN is about to be sent.
 #[inline(always)]
 fn attempted(ctx: &SockOpsContext) {
-    let Some(state) = socket_state_or_new(sk(ctx.ops)) else {
-        warn!(ctx, "a connection is not counted: its socket has no memory left for options");
-        return;
-    };
-    state.remote = remote(ctx.ops);
-    state.since_ns = now_ns();
-    state.entry_ns = entry(state);
-    state.phase = Phase::Connecting as u8;
-    count(state, |counters| {
-        // SAFETY: a value of a map.
-        unsafe { atomic::add(&raw mut (*counters).attempted, 1) };
-    });
-    request_calls(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
-
+    let remote = remote(ctx.ops);
+    let own = socket_state(sk(ctx.ops));
+    let who = own.as_ref().map_or(Who::Others as u8, |state| state.who);
+    if follow(ctx.ops, EndpointKey { remote, who: who.into() }, own.is_some()) {
+        request_calls(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
+    }
+    let Some(state) = own else { return };
     if state.interception != Interception::None as u8 {
-        let now = flow::interception_at_connect(state.interception, &state.listener, &state.remote);
+        let now = flow::interception_at_connect(state.interception, &state.listener, &remote);
         state.interception = now as u8;
         if now == Interception::Connected && state.keep_destination != 0 {
             let pair = Pair { client: local(ctx.ops), listener: state.listener };
-            // SAFETY: the context that the kernel handed to the program.
-            let client = unsafe { bpf_get_socket_cookie(ctx.ops.cast()) };
-            let dialled = Dialled { address: state.dialled, zero: 0, client };
+            let dialled = Dialled { address: state.dialled, zero: 0, client: cookie(ctx.ops) };
             if ORIGINAL_DESTINATIONS.insert(pair, dialled, 0).is_err() {
                 warn!(ctx, "an original destination is lost: the map is full");
             }
@@ -80,30 +71,55 @@ fn attempted(ctx: &SockOpsContext) {
     }
 }
 
+/// Counts an attempt. Whether its connection will be followed.
+#[inline(always)]
+fn follow(ops: *mut bpf_sock_ops, endpoint: EndpointKey, has_state: bool) -> bool {
+    add_to_totals(endpoint.who, Outcome::Attempted);
+    let connection = Connection {
+        endpoint,
+        since_ns: now_ns(),
+        entry_ns: 0,
+        phase: Phase::Connecting as u32,
+        has_state: has_state.into(),
+    };
+    let Some(connection) = connections::follow(cookie(ops), connection) else {
+        tally(Tally::NotFollowed);
+        return false;
+    };
+    if let Some(entry) = entry(&endpoint, connection.since_ns) {
+        // SAFETY: a value of the map.
+        unsafe {
+            add_outcome((&raw mut (*entry).counters.outcomes).cast(), Outcome::Attempted);
+            connection.entry_ns = (&raw const (*entry).created_ns).read_volatile();
+        }
+    }
+    true
+}
+
 /// The handshake is complete. Says nothing new unless another program has taken our flag away
 /// in the meantime.
 #[inline(always)]
 fn confirm(ctx: &SockOpsContext) {
     let ops = ctx.ops;
-    let Some(state) = socket_state(sk(ctx.ops)) else { return };
-    if state.steering == Steering::Chosen as u8 {
-        enrol(ctx, state);
-    }
-    if state.who == Who::Broker as u8 {
-        // A lost SYN shows in the handshake's time.
-        state.segments = load_u32!(ops: bpf_sock_ops, data_segs_out);
-        state.retransmitted = load_u32!(ops: bpf_sock_ops, total_retrans);
-        request_calls(ctx, BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG);
+    if let Some(state) = socket_state(sk(ops)) {
+        if state.steering == Steering::Chosen as u8 {
+            enrol(ctx, state);
+        }
+        if state.who == Who::Broker as u8 {
+            // A lost SYN shows in the handshake's time.
+            state.segments = load_u32!(ops: bpf_sock_ops, data_segs_out);
+            state.retransmitted = load_u32!(ops: bpf_sock_ops, total_retrans);
+            request_calls(ctx, BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG);
+        }
     }
     if load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
         return;
     }
-    if state.phase == Phase::Connecting as u8 {
-        established(state);
+    let Some(connection) = connections::followed(cookie(ops)) else { return };
+    if connection.phase == Phase::Connecting as u32 {
+        established(connection);
     }
-    if state.phase == Phase::Open as u8 {
-        request_calls(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
-    }
+    request_calls(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
 /// A round trip has been timed. Most are passed over: what is smoothed changes slowly.
@@ -114,7 +130,7 @@ fn timed(ops: *mut bpf_sock_ops) {
     if segments.wrapping_sub(state.segments) < SEGMENTS_PER_RTT {
         return;
     }
-    let Some(path) = path(state) else { return };
+    let Some(path) = path(ops) else { return };
     // The kernel keeps eighths.
     let srtt_us = u64::from(load_u32!(ops: bpf_sock_ops, srtt_us) >> 3);
     const { assert!(FINE_BUCKETS.is_power_of_two()) };
@@ -131,7 +147,7 @@ fn timed(ops: *mut bpf_sock_ops) {
 #[inline(always)]
 fn sent_again(ops: *mut bpf_sock_ops) {
     let Some(state) = own_and_open(ops) else { return };
-    let Some(path) = path(state) else { return };
+    let Some(path) = path(ops) else { return };
     note_segments(ops, state, path);
 }
 
@@ -140,10 +156,8 @@ fn sent_again(ops: *mut bpf_sock_ops) {
 #[inline(always)]
 fn own_and_open<'a>(ops: *mut bpf_sock_ops) -> Option<&'a mut SocketState> {
     let state = socket_state(sk(ops))?;
-    if state.who != Who::Broker as u8 || state.phase != Phase::Open as u8 {
-        return None;
-    }
-    Some(state)
+    let open = load_u32!(ops: bpf_sock_ops, state) == flow::TCP_ESTABLISHED;
+    (open && state.who == Who::Broker as u8).then_some(state)
 }
 
 /// Adds to a path what the connection has sent since the last time.
@@ -166,8 +180,8 @@ fn note_segments(ops: *mut bpf_sock_ops, state: &mut SocketState, path: *mut Pat
 
 /// Finds or makes the entry of the way to the socket's remote end.
 #[inline(always)]
-fn path(state: &SocketState) -> Option<*mut Path> {
-    let origin = state.remote;
+fn path(ops: *mut bpf_sock_ops) -> Option<*mut Path> {
+    let origin = remote(ops);
     if let Some(path) = PATHS.get_ptr_mut(origin) {
         return Some(path);
     }
@@ -181,102 +195,85 @@ fn path(state: &SocketState) -> Option<*mut Path> {
 
 #[inline(always)]
 fn state_changed(ctx: &SockOpsContext) {
-    let sk = sk(ctx.ops);
-    // Sockets without state were accepted, or are older than this program.
-    let Some(state) = socket_state(sk) else { return };
     let ops = ctx.ops;
     let tcp_state = load_u32!(ops: bpf_sock_ops, __bindgen_anon_1.args, 1);
-    if state.who == Who::Broker as u8 {
-        if state.phase == Phase::Open as u8 && tcp_state != flow::TCP_ESTABLISHED {
-            // Whatever it comes to from here, these were sent.
-            sent_again(ops);
+    // Sockets without one were accepted, or are older than this program, or found no place.
+    let connection = connections::followed(cookie(ops));
+    // Most have none, and the connection knows it.
+    let own = match &connection {
+        Some(connection) if connection.has_state == 0 => None,
+        _ => socket_state(sk(ops)),
+    };
+    if let Some(state) = own.as_ref() {
+        if state.who == Who::Broker as u8 {
+            origin_changed(ops, tcp_state);
+        } else if state.steering == Steering::Enrolled as u8 {
+            client_changed(sk(ops), tcp_state);
         }
-        origin_changed(ops, tcp_state);
-    } else if state.steering == Steering::Enrolled as u8 {
-        client_changed(sk, tcp_state);
     }
-    match flow::step(state.phase, tcp_state) {
-        Step::Nothing => {}
-        Step::Established => established(state),
-        Step::Failed => {
-            let failure = flow::failure(sk_err(sk));
-            count(state, |counters| {
-                // SAFETY: a value of a map.
-                unsafe {
-                    let counter = match failure {
-                        Failure::Refused => &raw mut (*counters).refused,
-                        Failure::TimedOut => &raw mut (*counters).timed_out,
-                        Failure::Abandoned => &raw mut (*counters).abandoned,
-                        Failure::Other => &raw mut (*counters).failed_other,
-                    };
-                    atomic::add(counter, 1);
+    if let Some(connection) = connection {
+        match flow::step(connection.phase, tcp_state) {
+            Step::Nothing => {}
+            Step::Established => established(connection),
+            Step::Failed => _ = count(connection, flow::failure(sk_err(sk(ops)))),
+            Step::Left => left(ops, connection),
+            Step::LeftAndGone => {
+                left(ops, connection);
+                if flow::was_reset(sk_err(sk(ops))) {
+                    let _evicted = count(connection, Outcome::Reset);
                 }
-            });
-            gone(ctx, state);
+            }
         }
-        Step::Left => left(state),
-        Step::LeftAndGone => {
-            left(state);
-            ended(state, sk);
-            gone(ctx, state);
+        if tcp_state == flow::TCP_CLOSE {
+            connections::forget(connection);
         }
-        Step::Gone => {
-            ended(state, sk);
-            gone(ctx, state);
-        }
+    }
+    if let Some(state) = own
+        && tcp_state == flow::TCP_CLOSE
+    {
+        gone(ctx, state);
     }
 }
 
 #[inline(always)]
-fn established(state: &mut SocketState) {
+fn established(connection: &mut Connection) {
     let now = now_ns();
-    let us = now.saturating_sub(state.since_ns) / 1000;
-    state.since_ns = now;
-    state.phase = Phase::Open as u8;
+    let us = now.saturating_sub(connection.since_ns) / 1000;
+    connection.since_ns = now;
+    connection.phase = Phase::Open as u32;
+    let Some(counters) = count(connection, Outcome::Established) else { return };
     let bucket = flow::bucket(us);
-    count(state, |counters| {
-        // SAFETY: a value of a map.
-        unsafe {
-            atomic::add(&raw mut (*counters).established, 1);
-            let open = atomic::fetch_add(&raw mut (*counters).open, 1) + 1;
-            atomic::raise(&raw mut (*counters).open_peak, open);
-            atomic::add(&raw mut (*counters).handshake_us_sum, us);
-            record(&raw mut (*counters).handshake_us, bucket);
-        }
-    });
+    // SAFETY: a value of a map.
+    unsafe {
+        let open = atomic::fetch_add(&raw mut (*counters).open, 1) + 1;
+        atomic::raise(&raw mut (*counters).open_peak, open);
+        atomic::add(&raw mut (*counters).handshake_us_sum, us);
+        record(&raw mut (*counters).handshake_us, bucket);
+    }
 }
 
 /// The connection is no longer established.
 #[inline(always)]
-fn left(state: &mut SocketState) {
-    let ms = now_ns().saturating_sub(state.since_ns) / 1_000_000;
-    state.phase = Phase::Leaving as u8;
+fn left(ops: *mut bpf_sock_ops, connection: &mut Connection) {
+    if connection.endpoint.who == Who::Broker as u32 {
+        // Whatever it comes to from here, these were sent. The kernel tells of a change of state
+        // before it makes it.
+        sent_again(ops);
+    }
+    let ms = now_ns().saturating_sub(connection.since_ns) / 1_000_000;
+    connection.phase = Phase::Leaving as u32;
+    let Some(counters) = count(connection, Outcome::Closed) else { return };
     let bucket = flow::bucket(ms);
-    count(state, |counters| {
-        // SAFETY: a value of a map.
-        unsafe {
-            atomic::add(&raw mut (*counters).closed, 1);
-            atomic::add(&raw mut (*counters).open, 1_u64.wrapping_neg());
-            record(&raw mut (*counters).lifetime_ms, bucket);
-        }
-    });
-}
-
-/// A connection that was established is gone.
-#[inline(always)]
-fn ended(state: &SocketState, sk: *mut bpf_sock) {
-    if flow::was_reset(sk_err(sk)) {
-        count(state, |counters| {
-            // SAFETY: a value of a map.
-            unsafe { atomic::add(&raw mut (*counters).reset, 1) };
-        });
+    // SAFETY: a value of a map.
+    unsafe {
+        atomic::add(&raw mut (*counters).open, 1_u64.wrapping_neg());
+        record(&raw mut (*counters).lifetime_ms, bucket);
     }
 }
 
 /// Nothing is left of the connection; the socket may begin another one.
 #[inline(always)]
 fn gone(ctx: &SockOpsContext, state: &mut SocketState) {
-    state.phase = Phase::None as u8;
     if state.interception == Interception::Connected as u8 && state.keep_destination != 0 {
         let pair = Pair { client: local(ctx.ops), listener: state.listener };
         // It may have been evicted.
@@ -297,8 +294,7 @@ fn enrol(ctx: &SockOpsContext, state: &mut SocketState) {
     let ops = ctx.ops;
     let sk = sk(ops);
     let worker = state.route % WORKERS_MAX as u32;
-    // SAFETY: the context that the kernel handed to the program.
-    let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
+    let cookie = cookie(ops);
     let Some(steered) = steered_or_new(sk) else {
         state.steering = Steering::None as u8;
         tally(Tally::NotEnrolled);
@@ -383,8 +379,7 @@ fn origin_changed(ops: *mut bpf_sock_ops, tcp_state: u32) {
     if tcp_state == flow::TCP_ESTABLISHED {
         return;
     }
-    // SAFETY: the context that the kernel handed to the program.
-    let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
+    let cookie = cookie(ops);
     // SAFETY: a value of the map, copied at once.
     let Some(slot) = (unsafe { ORIGIN_SLOTS.get(cookie) }) else { return };
     slots::origin_left(*slot, cookie, tcp_state == flow::TCP_CLOSE);
@@ -403,45 +398,65 @@ unsafe fn record(histogram: *mut [u64; BUCKETS], bucket: usize) {
     unsafe { atomic::add(histogram.cast::<u64>().add(bucket), 1) };
 }
 
-/// Finds or makes the counters of the socket's remote endpoint; answers which entry it is.
+/// Finds or makes the entry of an endpoint.
 #[inline(always)]
-fn entry(state: &SocketState) -> u64 {
-    let key = EndpointKey { remote: state.remote, who: state.who.into() };
-    if let Some(found) = ENDPOINTS.get_ptr_mut(key) {
-        // SAFETY: a value of the map.
-        return unsafe { (&raw const (*found).created_ns).read_volatile() };
+fn entry(endpoint: &EndpointKey, now_ns: u64) -> Option<*mut EndpointCounters> {
+    if let Some(found) = ENDPOINTS.get_ptr_mut(endpoint) {
+        return Some(found);
     }
-    let Some(first) = SCRATCH.get_ptr_mut(0) else { return 0 };
+    let first = SCRATCH.get_ptr_mut(0)?;
     // SAFETY: this CPU's value. Should an interrupt bring the program here a second time, the
     // entry gets that later time, which tells it from earlier entries just as well.
-    unsafe { (&raw mut (*first).created_ns).write_volatile(state.since_ns) };
+    unsafe { (&raw mut (*first).created_ns).write_volatile(now_ns) };
     // SAFETY: initialised; nothing but the time is ever written to it.
     let first = unsafe { &*first };
-    if ENDPOINTS.insert(key, first, BPF_NOEXIST.into()).is_ok() {
+    if ENDPOINTS.insert(endpoint, first, BPF_NOEXIST.into()).is_ok() {
         tally(Tally::EndpointAdded);
     }
     // Another CPU may have been faster; then it is that one's entry.
-    ENDPOINTS.get_ptr_mut(key).map_or(0, |found| {
-        // SAFETY: a value of the map.
-        unsafe { (&raw const (*found).created_ns).read_volatile() }
-    })
+    ENDPOINTS.get_ptr_mut(endpoint)
 }
 
-/// Counts something for the party and, unless it was evicted since the attempt, the endpoint.
+/// Counts something for the party and, unless it was evicted since the attempt, the endpoint;
+/// answers with its counters then.
 #[inline(always)]
-fn count(state: &SocketState, add: impl Fn(*mut Counters)) {
-    if let Some(totals) = TOTALS.get_ptr_mut(state.who.into()) {
-        add(totals);
-    }
-    let key = EndpointKey { remote: state.remote, who: state.who.into() };
-    if let Some(endpoint) = ENDPOINTS.get_ptr_mut(key) {
-        // SAFETY: a value of the map.
-        unsafe {
-            if (&raw const (*endpoint).created_ns).read_volatile() == state.entry_ns {
-                add(&raw mut (*endpoint).counters);
-            }
+fn count(connection: &Connection, outcome: Outcome) -> Option<*mut Counters> {
+    add_to_totals(connection.endpoint.who, outcome);
+    let entry = ENDPOINTS.get_ptr_mut(connection.endpoint)?;
+    // SAFETY: a value of the map.
+    unsafe {
+        if (&raw const (*entry).created_ns).read_volatile() != connection.entry_ns {
+            return None;
         }
+        let counters = &raw mut (*entry).counters;
+        add_outcome((&raw mut (*counters).outcomes).cast(), outcome);
+        Some(counters)
     }
+}
+
+#[inline(always)]
+fn add_to_totals(who: u32, outcome: Outcome) {
+    if let Some(totals) = TOTALS.get_ptr_mut(who) {
+        // SAFETY: a value of the map.
+        unsafe { add_outcome(totals.cast(), outcome) };
+    }
+}
+
+/// # Safety
+///
+/// `outcomes` must be an `Outcomes` within a map value.
+#[inline(always)]
+unsafe fn add_outcome(outcomes: *mut u64, outcome: Outcome) {
+    const { assert!(OUTCOME_COUNT.is_power_of_two()) };
+    let place = atomic::masked::<{ OUTCOME_COUNT - 1 }>(outcome as usize);
+    // SAFETY: within the outcomes, for which the caller vouches.
+    unsafe { atomic::add(outcomes.add(place), 1) };
+}
+
+#[inline(always)]
+fn cookie(ops: *mut bpf_sock_ops) -> u64 {
+    // SAFETY: the context that the kernel handed to the program.
+    unsafe { bpf_get_socket_cookie(ops.cast()) }
 }
 
 /// Asks the kernel for more calls for this socket.
@@ -456,8 +471,7 @@ fn request_calls(ctx: &SockOpsContext, flags: u32) {
 
 #[inline(always)]
 fn sk(ops: *mut bpf_sock_ops) -> *mut bpf_sock {
-    // SAFETY: the context that the kernel handed to the program.
-    unsafe { (*ops).__bindgen_anon_2.sk }
+    load_pointer!(ops: bpf_sock_ops, __bindgen_anon_2.sk)
 }
 
 #[inline(always)]

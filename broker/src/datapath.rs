@@ -127,9 +127,12 @@ pub struct KernelCounters {
     /// Endpoints that were pushed out of the bounded map by newer ones.
     pub endpoints_evicted: u64,
     /// Sums over all connections by everybody else, exact even if endpoints were evicted.
-    pub totals_others: ConnectionCounters,
+    pub totals_others: Outcomes,
     /// The same for the broker's own connections.
-    pub totals_broker: ConnectionCounters,
+    pub totals_broker: Outcomes,
+    /// Connections of which only the attempt was counted, and only in the totals: the map of those
+    /// under way was full.
+    pub not_followed: u64,
     /// Outcomes of the connect hook.
     pub intercept: InterceptCounters,
     /// What was steered.
@@ -149,9 +152,9 @@ pub struct Endpoint {
     pub counters: ConnectionCounters,
 }
 
-/// Active (outgoing) TCP connections, counted by the `sock_ops` program.
-#[derive(Clone, Debug, Default)]
-pub struct ConnectionCounters {
+/// What became of active (outgoing) TCP connections, counted by the `sock_ops` program.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcomes {
     /// SYNs begun: agrees with `ActiveOpens`.
     pub attempted: u64,
     /// Handshakes completed.
@@ -167,8 +170,15 @@ pub struct ConnectionCounters {
     pub abandoned: u64,
     /// Established connections that have left the ESTABLISHED state.
     pub closed: u64,
-    /// Of those, ended by a RST or a time-out.
+    /// Of those, ended by a RST or a time-out while neither end had closed.
     pub reset: u64,
+}
+
+/// Active (outgoing) TCP connections to one endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionCounters {
+    /// What became of them.
+    pub outcomes: Outcomes,
     /// Open right now.
     pub open: u64,
     /// Most that were ever open at once.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::datapath::{ConnectionCounters, Endpoint, KernelCounters};
+use crate::datapath::{Endpoint, KernelCounters, Outcomes};
 use crate::stats::histogram::quantile;
 
 /// Version of the JSON that `broker observe --json` prints.
@@ -27,6 +27,8 @@ pub struct Observation {
     pub totals: Totals,
     /// Endpoints pushed out of the bounded kernel map: the list is incomplete if there are any.
     pub endpoints_evicted: u64,
+    /// Connections of which only the attempt was counted: the map of those under way was full.
+    pub not_followed: u64,
     /// Endpoints that are left out of `endpoints` because only the worst were asked for.
     pub endpoints_omitted: usize,
     /// Worst first: by what a pool would have saved.
@@ -87,7 +89,7 @@ pub fn observe(
     top: usize,
 ) -> Observation {
     let earlier: BTreeMap<SocketAddr, u64> =
-        others(before).map(|e| (e.remote, e.counters.established)).collect();
+        others(before).map(|e| (e.remote, e.counters.outcomes.established)).collect();
     let mut endpoints: Vec<Row> = others(now)
         .map(|e| row(e, earlier.get(&e.remote).copied().unwrap_or(0), interval))
         .collect();
@@ -111,6 +113,7 @@ pub fn observe(
             savable,
         },
         endpoints_evicted: now.endpoints_evicted,
+        not_followed: now.not_followed,
         endpoints_omitted,
         endpoints,
     }
@@ -124,19 +127,19 @@ fn row(endpoint: &Endpoint, established_before: u64, interval: Duration) -> Row 
     let c = &endpoint.counters;
     Row {
         remote: endpoint.remote,
-        handshakes_per_second: per_second(c.established, established_before, interval),
-        attempted: c.attempted,
-        established: c.established,
-        failed: failed(c),
-        handshake_mean_us: c.handshake_us_sum.checked_div(c.established).unwrap_or(0),
+        handshakes_per_second: per_second(c.outcomes.established, established_before, interval),
+        attempted: c.outcomes.attempted,
+        established: c.outcomes.established,
+        failed: failed(&c.outcomes),
+        handshake_mean_us: c.handshake_us_sum.checked_div(c.outcomes.established).unwrap_or(0),
         lifetime_p50_ms: quantile(&c.lifetime_ms, 0.5),
         open: c.open,
         open_peak: c.open_peak,
-        savable: c.established.saturating_sub(c.open_peak),
+        savable: c.outcomes.established.saturating_sub(c.open_peak),
     }
 }
 
-fn failed(c: &ConnectionCounters) -> u64 {
+fn failed(c: &Outcomes) -> u64 {
     c.refused + c.timed_out + c.failed_other
 }
 
@@ -148,16 +151,20 @@ fn per_second(now: u64, before: u64, interval: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::ConnectionCounters;
 
     fn endpoint(last: u8, established: u64, open_peak: u64) -> Endpoint {
         Endpoint {
             remote: ([10, 0, 0, last], 80).into(),
             broker: false,
             counters: ConnectionCounters {
-                attempted: established + 3,
-                established,
-                refused: 2,
-                timed_out: 1,
+                outcomes: Outcomes {
+                    attempted: established + 3,
+                    established,
+                    refused: 2,
+                    timed_out: 1,
+                    ..Outcomes::default()
+                },
                 open_peak,
                 handshake_us_sum: established * 150,
                 lifetime_ms: vec![0, 0, established],
@@ -168,10 +175,10 @@ mod tests {
 
     fn sample(endpoints: Vec<Endpoint>) -> KernelCounters {
         let others = endpoints.iter().filter(|e| !e.broker);
-        let established = others.map(|e| e.counters.established).sum();
+        let established = others.map(|e| e.counters.outcomes.established).sum();
         KernelCounters {
             endpoints,
-            totals_others: ConnectionCounters { established, ..Default::default() },
+            totals_others: Outcomes { established, ..Outcomes::default() },
             ..KernelCounters::default()
         }
     }

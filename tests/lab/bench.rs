@@ -1,6 +1,7 @@
 //! The broker beside its peers: how much they carry, how exact their limits are, and what clients
 //! notice of an origin that fails.
 
+mod bystanders;
 mod faults;
 mod limits;
 mod load;
@@ -26,6 +27,8 @@ enum Which {
     Limits(limits::Options),
     /// What clients notice when one of eight origins answers 500, is killed, or hangs.
     Faults(faults::Options),
+    /// What a connection that is none of the broker's costs more while a daemon runs.
+    Bystanders(bystanders::Options),
 }
 
 /// Measures and shows. Whether the broker did what it must.
@@ -34,5 +37,6 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         None => load::run(&options.load),
         Some(Which::Limits(options)) => limits::run(options),
         Some(Which::Faults(options)) => faults::run(options),
+        Some(Which::Bystanders(options)) => bystanders::run(options),
     }
 }

@@ -51,14 +51,15 @@ fn counters_of(kernel: &Kernel, lab: &Lab, broker: bool) -> ConnectionCounters {
             continue;
         }
         let counters = endpoint.counters;
-        sum.attempted += counters.attempted;
-        sum.established += counters.established;
-        sum.refused += counters.refused;
-        sum.timed_out += counters.timed_out;
-        sum.failed_other += counters.failed_other;
-        sum.abandoned += counters.abandoned;
-        sum.closed += counters.closed;
-        sum.reset += counters.reset;
+        let (all, these) = (&mut sum.outcomes, counters.outcomes);
+        all.attempted += these.attempted;
+        all.established += these.established;
+        all.refused += these.refused;
+        all.timed_out += these.timed_out;
+        all.failed_other += these.failed_other;
+        all.abandoned += these.abandoned;
+        all.closed += these.closed;
+        all.reset += these.reset;
         sum.open += counters.open;
         sum.open_peak += counters.open_peak;
         sum.handshake_us_sum += counters.handshake_us_sum;

@@ -441,6 +441,12 @@ fn kernel(text: &mut Text, snapshot: &Snapshot) {
         "Endpoints pushed out of the bounded kernel map.",
         d.endpoints_evicted,
     );
+    text.single(
+        "broker_kernel_connections_not_followed_total",
+        "counter",
+        "Active TCP connections of which only the attempt was counted: the kernel map was full.",
+        d.connections_not_followed,
+    );
 }
 
 fn host(text: &mut Text, snapshot: &Snapshot) {

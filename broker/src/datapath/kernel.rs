@@ -28,8 +28,8 @@ use aya::programs::{
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_log::EbpfLogger;
 use broker_ebpf::abi::{
-    self, ENDPOINTS_MAX, Offsets, Pair, Path, SERVICES_MAX, SocketState, UNKNOWN_OFFSET,
-    WORKERS_MAX, Who, global, name,
+    self, CONNECTIONS_MAX, ENDPOINTS_MAX, Offsets, Pair, Path, SERVICES_MAX, SocketState,
+    UNKNOWN_OFFSET, WORKERS_MAX, Who, global, name,
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
@@ -52,11 +52,14 @@ pub struct Options {
     pub intercept: Option<InterceptOptions>,
     /// Remote endpoints that are counted one by one.
     pub endpoints_max: usize,
+    /// Places for active connections that are followed from the attempt to the end; rounded up to a
+    /// power of two.
+    pub connections_max: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { intercept: None, endpoints_max: ENDPOINTS_MAX }
+        Self { intercept: None, endpoints_max: ENDPOINTS_MAX, connections_max: CONNECTIONS_MAX }
     }
 }
 
@@ -326,6 +329,9 @@ fn open(options: &Options, known: &Known) -> Result<Ebpf, LoadError> {
 
     let can_set_retval = u32::from(intercept.is_some() && probe::can_set_retval().unwrap_or(false));
 
+    let connections = map_index(options.connections_max).next_power_of_two();
+    let connections_mask = connections - 1;
+
     let mut loader = EbpfLoader::new();
     loader
         .override_global(global::SK_ERR_OFFSET, &known.sk_err, true)
@@ -335,6 +341,8 @@ fn open(options: &Options, known: &Known) -> Result<Ebpf, LoadError> {
         .override_global(global::WORKERS, &workers, true)
         .override_global(global::HEARTBEAT_AGE_MAX_NS, &age_max_ns, true)
         .override_global(global::GROUP_SLOTS, &group_slots, true)
+        .override_global(global::CONNECTIONS_MASK, &connections_mask, true)
+        .map_max_entries(name::CONNECTIONS, connections)
         .map_max_entries(name::ENDPOINTS, map_index(options.endpoints_max));
     if let Some(layout) = layout {
         let by_slot =

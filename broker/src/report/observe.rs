@@ -41,6 +41,14 @@ pub fn render(seen: &Observation, style: Style) -> String {
         out.push_str(&style.paint(Paint::Warn, &evicted));
         out.push('\n');
     }
+    if seen.not_followed > 0 {
+        let lost = format!(
+            "{} connections were counted as attempted only: too many were under way at once",
+            count(seen.not_followed)
+        );
+        out.push_str(&style.paint(Paint::Warn, &lost));
+        out.push('\n');
+    }
     out
 }
 
@@ -111,6 +119,7 @@ mod tests {
                 savable: 1418,
             },
             endpoints_evicted: 0,
+            not_followed: 0,
             endpoints_omitted: 2,
             endpoints: vec![row(1, 1234, 1202), row(2, 216, 216)],
         }
@@ -135,6 +144,10 @@ and 2 more endpoints
         let mut seen = seen();
         seen.endpoints_evicted = 7;
         assert!(render(&seen, Style::PLAIN).contains("7 endpoints no longer fit"));
+        seen.not_followed = 5;
+        assert!(
+            render(&seen, Style::PLAIN).contains("5 connections were counted as attempted only")
+        );
         seen.endpoints.clear();
         assert!(render(&seen, Style::PLAIN).ends_with("no outgoing TCP connection so far\n"));
     }

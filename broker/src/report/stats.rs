@@ -427,6 +427,10 @@ fn kernel_line(d: &DatapathSnapshot, style: Style) -> String {
         let evicted = format!("{} endpoints evicted", count(d.endpoints_evicted));
         parts.push(style.paint(Paint::Warn, &evicted));
     }
+    if d.connections_not_followed > 0 {
+        let lost = format!("{} connections not followed", count(d.connections_not_followed));
+        parts.push(style.paint(Paint::Warn, &lost));
+    }
     style.flow(&name, &parts)
 }
 
@@ -457,7 +461,7 @@ fn append(out: &mut String, text: std::fmt::Arguments<'_>) {
 mod tests {
     use super::*;
     use crate::config::file::parse;
-    use crate::datapath::{ConnectionCounters, InterceptCounters, KernelCounters};
+    use crate::datapath::{InterceptCounters, KernelCounters, Outcomes};
     use crate::stats::{EvictReason, Process, Registry};
 
     fn registry() -> Registry {
@@ -486,7 +490,7 @@ mod tests {
 
     fn snapshot(registry: &Registry, uptime_ms: u64) -> Snapshot {
         let kernel = KernelCounters {
-            totals_others: ConnectionCounters { established: 20_123, ..Default::default() },
+            totals_others: Outcomes { established: 20_123, ..Default::default() },
             intercept: InterceptCounters { rewritten: 20_000, ..Default::default() },
             ..KernelCounters::default()
         };

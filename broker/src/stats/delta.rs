@@ -39,6 +39,7 @@ impl Snapshot {
             (&mut d.left_other_netns, b.left_other_netns),
             (&mut d.left_other_cgroup, b.left_other_cgroup),
             (&mut d.endpoints_evicted, b.endpoints_evicted),
+            (&mut d.connections_not_followed, b.connections_not_followed),
             (&mut d.others_attempted, b.others_attempted),
             (&mut d.others_established, b.others_established),
             (&mut d.broker_attempted, b.broker_attempted),

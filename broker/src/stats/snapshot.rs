@@ -107,6 +107,9 @@ pub struct DatapathSnapshot {
     pub left_other_cgroup: u64,
     /// Endpoints pushed out of the bounded kernel map.
     pub endpoints_evicted: u64,
+    /// Connections of which only the attempt was counted: the map of those under way was full.
+    #[serde(default)]
+    pub connections_not_followed: u64,
     /// Connections by other processes of this host: attempted, established.
     pub others_attempted: u64,
     /// See `others_attempted`.
@@ -552,17 +555,17 @@ impl From<&Endpoint> for EndpointSnapshot {
         Self {
             remote: endpoint.remote,
             broker: endpoint.broker,
-            attempted: c.attempted,
-            established: c.established,
-            refused: c.refused,
-            timed_out: c.timed_out,
-            failed_other: c.failed_other,
-            abandoned: c.abandoned,
-            closed: c.closed,
-            reset: c.reset,
+            attempted: c.outcomes.attempted,
+            established: c.outcomes.established,
+            refused: c.outcomes.refused,
+            timed_out: c.outcomes.timed_out,
+            failed_other: c.outcomes.failed_other,
+            abandoned: c.outcomes.abandoned,
+            closed: c.outcomes.closed,
+            reset: c.outcomes.reset,
             open: c.open,
             open_peak: c.open_peak,
-            handshake_mean_us: c.handshake_us_sum.checked_div(c.established).unwrap_or(0),
+            handshake_mean_us: c.handshake_us_sum.checked_div(c.outcomes.established).unwrap_or(0),
             handshake_p99_us: quantile(&c.handshake_us, 0.99),
             lifetime_p50_ms: quantile(&c.lifetime_ms, 0.5),
         }
@@ -612,7 +615,7 @@ impl Snapshot {
         };
         let mut endpoints: Vec<&Endpoint> = counters.endpoints.iter().collect();
         // The address breaks ties, so that a watched table keeps still.
-        endpoints.sort_by_key(|e| (Reverse(e.counters.established), e.remote, e.broker));
+        endpoints.sort_by_key(|e| (Reverse(e.counters.outcomes.established), e.remote, e.broker));
         endpoints.truncate(ENDPOINTS_MAX);
         Self {
             version: SNAPSHOT_VERSION,
@@ -632,6 +635,7 @@ impl Snapshot {
                 left_other_netns: counters.intercept.other_netns,
                 left_other_cgroup: counters.intercept.other_cgroup,
                 endpoints_evicted: counters.endpoints_evicted,
+                connections_not_followed: counters.not_followed,
                 others_attempted: counters.totals_others.attempted,
                 others_established: counters.totals_others.established,
                 broker_attempted: counters.totals_broker.attempted,
@@ -678,6 +682,7 @@ impl std::error::Error for SnapshotError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::Outcomes;
 
     #[test]
     fn the_busiest_endpoints_are_kept() {
@@ -686,7 +691,7 @@ mod tests {
                 remote: SocketAddr::from(([10, 0, 0, 1], port)),
                 broker: false,
                 counters: ConnectionCounters {
-                    established: u64::from(port),
+                    outcomes: Outcomes { established: u64::from(port), ..Outcomes::default() },
                     handshake_us_sum: 10 * u64::from(port),
                     ..ConnectionCounters::default()
                 },

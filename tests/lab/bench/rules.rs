@@ -34,6 +34,11 @@ impl Rule {
         Self { what: what.into(), measured, most, unit: " ms", kind: Kind::Time }
     }
 
+    /// At most so many microseconds.
+    pub(super) fn time_us(what: impl Into<String>, measured: f64, most: f64) -> Self {
+        Self { what: what.into(), measured, most, unit: " us", kind: Kind::Time }
+    }
+
     fn is_met(&self) -> bool {
         self.measured <= self.most
     }

@@ -91,24 +91,24 @@ fn every_outcome_is_counted_as_the_kernel_counts_it() {
 
     eventually(Duration::from_secs(20), "all attempts have ended", || {
         let counters = counters_of(&kernel, &lab, false);
-        counters.timed_out == 4 && counters.failed_other == 2
+        counters.outcomes.timed_out == 4 && counters.outcomes.failed_other == 2
     });
     let counters = counters_of(&kernel, &lab, false);
-    assert_eq!((counters.attempted, counters.established), (54, 35));
-    assert_eq!((counters.refused, counters.abandoned), (10, 3));
-    assert_eq!((counters.open, counters.closed, counters.reset), (20, 15, 6));
+    assert_eq!((counters.outcomes.attempted, counters.outcomes.established), (54, 35));
+    assert_eq!((counters.outcomes.refused, counters.outcomes.abandoned), (10, 3));
+    assert_eq!((counters.open, counters.outcomes.closed, counters.outcomes.reset), (20, 15, 6));
     let kernels = lab.host_counters().since(&before);
-    assert_eq!(i64::try_from(counters.attempted), Ok(kernels.active_opens()));
+    assert_eq!(i64::try_from(counters.outcomes.attempted), Ok(kernels.active_opens()));
     // What an application gives up is no failure to the kernel.
     assert_eq!(
-        i64::try_from(counters.established + counters.abandoned),
+        i64::try_from(counters.outcomes.established + counters.outcomes.abandoned),
         Ok(kernels.active_opens() - kernels.attempt_fails())
     );
 
     drop((held, timing_out, failing));
     eventually(Duration::from_secs(5), "all connections are closed", || {
         let counters = counters_of(&kernel, &lab, false);
-        (counters.open, counters.closed, counters.reset) == (0, 35, 6)
+        (counters.open, counters.outcomes.closed, counters.outcomes.reset) == (0, 35, 6)
     });
     let counters = counters_of(&kernel, &lab, false);
     assert_eq!(counters.handshake_us.iter().sum::<u64>(), 35);
@@ -127,7 +127,7 @@ fn a_socket_may_fail_and_connect_again() {
     }
     socket.connect(&lab.origin(0).into()).unwrap();
     let counters = counters_of(&kernel, &lab, false);
-    assert_eq!((counters.attempted, counters.refused, counters.open), (4, 3, 1));
+    assert_eq!((counters.outcomes.attempted, counters.outcomes.refused, counters.open), (4, 3, 1));
 }
 
 #[test]
@@ -141,13 +141,13 @@ fn the_brokers_own_connections_are_told_apart() {
     let _other = Client::connect(&lab.host, lab.origin(0)).unwrap();
     for broker in [true, false] {
         let counters = counters_of(&kernel, &lab, broker);
-        assert_eq!((counters.attempted, counters.open), (1, 1), "broker: {broker}");
+        assert_eq!((counters.outcomes.attempted, counters.open), (1, 1), "broker: {broker}");
     }
     let total = kernel.counters().unwrap().totals_broker;
-    assert_eq!((total.attempted, total.open, total.open_peak), (1, 1, 1));
+    assert_eq!((total.attempted, total.established, total.closed), (1, 1, 0));
     drop(own);
     eventually(Duration::from_secs(5), "it is closed", || {
-        counters_of(&kernel, &lab, true).closed == 1
+        counters_of(&kernel, &lab, true).outcomes.closed == 1
     });
 }
 
@@ -192,13 +192,34 @@ fn two_agents_on_the_same_cgroup_both_count() {
     for agent in [&first, &second] {
         eventually(Duration::from_secs(5), "all are counted", || {
             let counters = counters_of(agent, &lab, false);
-            (counters.attempted, counters.closed, counters.refused) == (21, 20, 1)
+            (counters.outcomes.attempted, counters.outcomes.closed, counters.outcomes.refused)
+                == (21, 20, 1)
         });
     }
     // One leaves, the other stays.
     drop(first);
     greeting(&lab.host, lab.origin(0));
-    assert_eq!(counters_of(&second, &lab, false).established, 21);
+    assert_eq!(counters_of(&second, &lab, false).outcomes.established, 21);
+}
+
+#[test]
+fn what_finds_no_place_is_told_and_counted_as_attempted() {
+    let lab = Lab::new(1).unwrap();
+    let kernel = load(&lab, &Options { connections_max: 2, ..Options::default() });
+    let _echo = Scripted::echo(&lab.origins, lab.origin(0)).unwrap();
+    let held: Vec<_> = (0..5).map(|_| Client::connect(&lab.host, lab.origin(0)).unwrap()).collect();
+    // Other tests' connections may have the places.
+    let counters = kernel.counters().unwrap();
+    let here = counters_of(&kernel, &lab, false);
+    assert!(here.outcomes.attempted <= 2 && counters.not_followed >= 3, "{counters:?}");
+    assert_eq!(here.open, here.outcomes.established);
+    assert!(counters.totals_others.attempted >= 5, "{counters:?}");
+    drop(held);
+    eventually(Duration::from_secs(5), "places are given back", || {
+        let before = counters_of(&kernel, &lab, false).outcomes.established;
+        drop(Client::connect(&lab.host, lab.origin(0)).unwrap());
+        counters_of(&kernel, &lab, false).outcomes.established == before + 1
+    });
 }
 
 #[test]
@@ -221,8 +242,16 @@ fn evicted_endpoints_are_told_and_nothing_goes_below_zero() {
     assert!(counters.totals_others.refused >= 500);
     for endpoint in counters.endpoints {
         let counters = endpoint.counters;
-        assert!(counters.open <= counters.established, "{}: {counters:?}", endpoint.remote);
-        assert!(counters.closed <= counters.established, "{}: {counters:?}", endpoint.remote);
+        assert!(
+            counters.open <= counters.outcomes.established,
+            "{}: {counters:?}",
+            endpoint.remote
+        );
+        assert!(
+            counters.outcomes.closed <= counters.outcomes.established,
+            "{}: {counters:?}",
+            endpoint.remote
+        );
     }
     drop(again);
 }

@@ -1,16 +1,18 @@
 //! Turns the programs' counters into the daemon's.
 
+use std::array;
 use std::collections::HashMap as StdHashMap;
 use std::net::SocketAddr;
 
 use anyhow::Context as _;
-use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray};
 use broker_ebpf::abi::{
-    Address, BUCKETS, Counters, EndpointCounters, EndpointKey, Path, Tally, WHO_COUNT, Who,
+    self, Address, BUCKETS, Counters, EndpointCounters, EndpointKey, OUTCOME_COUNT, Outcome, Path,
+    Tally, WHO_COUNT, Who,
 };
 
 use crate::datapath::{
-    ConnectionCounters, Endpoint, InterceptCounters, KernelCounters, SteeringCounters,
+    ConnectionCounters, Endpoint, InterceptCounters, KernelCounters, Outcomes, SteeringCounters,
 };
 use crate::stats::histogram;
 
@@ -22,7 +24,7 @@ pub(super) struct CounterMaps {
     pub(super) endpoints: HashMap<MapData, EndpointKey, EndpointCounters>,
     pub(super) endpoints_max: usize,
     pub(super) paths: HashMap<MapData, Address, Path>,
-    pub(super) totals: Array<MapData, Counters>,
+    pub(super) totals: PerCpuArray<MapData, abi::Outcomes>,
     pub(super) tallies: Array<MapData, u64>,
 }
 
@@ -34,14 +36,18 @@ impl CounterMaps {
         let added = tally(Tally::EndpointAdded)?;
         let endpoints = self.endpoints()?;
         let total = |who: Who| {
-            let counters = self.totals.get(&(who as u32), 0).context("the programs' totals")?;
-            anyhow::Ok(connection_counters(&counters))
+            let by_cpu = self.totals.get(&(who as u32), 0).context("the programs' totals")?;
+            let sums = by_cpu.iter().fold([0; OUTCOME_COUNT], |sums, cpu| {
+                array::from_fn(|outcome| sums[outcome] + cpu[outcome])
+            });
+            anyhow::Ok(outcomes(&sums))
         };
         Ok(KernelCounters {
             endpoints_evicted: added.saturating_sub(endpoints.len() as u64),
             endpoints,
             totals_others: total(Who::Others)?,
             totals_broker: total(Who::Broker)?,
+            not_followed: tally(Tally::NotFollowed)?,
             intercept: InterceptCounters {
                 rewritten: tally(Tally::Rewritten)?,
                 stale_heartbeat: tally(Tally::StaleHeartbeat)?,
@@ -96,16 +102,23 @@ impl CounterMaps {
     }
 }
 
+fn outcomes(counts: &abi::Outcomes) -> Outcomes {
+    let count = |outcome: Outcome| counts[outcome as usize];
+    Outcomes {
+        attempted: count(Outcome::Attempted),
+        established: count(Outcome::Established),
+        refused: count(Outcome::Refused),
+        timed_out: count(Outcome::TimedOut),
+        failed_other: count(Outcome::FailedOther),
+        abandoned: count(Outcome::Abandoned),
+        closed: count(Outcome::Closed),
+        reset: count(Outcome::Reset),
+    }
+}
+
 fn connection_counters(counters: &Counters) -> ConnectionCounters {
     ConnectionCounters {
-        attempted: counters.attempted,
-        established: counters.established,
-        refused: counters.refused,
-        timed_out: counters.timed_out,
-        failed_other: counters.failed_other,
-        abandoned: counters.abandoned,
-        closed: counters.closed,
-        reset: counters.reset,
+        outcomes: outcomes(&counters.outcomes),
         open: counters.open,
         open_peak: counters.open_peak,
         handshake_us: counters.handshake_us.to_vec(),
