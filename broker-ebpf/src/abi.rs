@@ -245,8 +245,8 @@ pub struct Connection {
 
 const _: () = assert!(size_of::<Connection>() == 48);
 
-/// A place for a [`Connection`]; a cache line.
-#[repr(C, align(64))]
+/// A place for a [`Connection`].
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionPlace {
     /// Its connection.
@@ -255,7 +255,7 @@ pub struct ConnectionPlace {
     pub cookie: u64,
 }
 
-const _: () = assert!(size_of::<ConnectionPlace>() == 64);
+const _: () = assert!(size_of::<ConnectionPlace>() == 56);
 
 /// Where an intercepted connection stands.
 #[repr(u8)]

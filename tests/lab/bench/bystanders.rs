@@ -40,6 +40,7 @@ pub(crate) struct Options {
 
 /// Microseconds for each connection.
 #[derive(Clone, Debug, Serialize)]
+#[expect(clippy::struct_field_names, reason = "names of metrics end in their unit")]
 struct Cost {
     /// Median of the turns without a daemon.
     without_us: f64,
