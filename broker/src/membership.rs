@@ -119,11 +119,31 @@ impl Membership {
     }
 }
 
+/// A list as its source reads it: the members, and what was no member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct List {
+    /// The members.
+    pub membership: Membership,
+    /// How much of what it says was left out, by reason.
+    pub left_out: LeftOut,
+}
+
+/// Counts by reason, in words that names of metrics are made of.
+pub type LeftOut = BTreeMap<&'static str, u64>;
+
+impl From<Membership> for List {
+    fn from(membership: Membership) -> Self {
+        Self { membership, left_out: LeftOut::new() }
+    }
+}
+
 /// What a source has said so far.
 #[derive(Clone, Debug, Default)]
 pub struct Latest {
     /// The last good list; `None` until there is one.
     pub membership: Option<Arc<Membership>>,
+    /// What was left out of that list.
+    pub left_out: LeftOut,
     /// The source's own name for that list, such as a resource version; empty if it has none.
     pub version: String,
     /// When it came.
@@ -150,8 +170,10 @@ impl Feed {
     }
 
     /// A good list. It replaces the last one whole.
-    pub fn accept(&self, membership: Membership, version: impl Into<String>) {
+    pub fn accept(&self, list: impl Into<List>, version: impl Into<String>) {
+        let List { membership, left_out } = list.into();
         self.0.send_modify(|latest| {
+            latest.left_out = left_out;
             // The same list keeps its `Arc`, so that nobody computes anything anew.
             if latest.membership.as_deref() != Some(&membership) {
                 latest.membership = Some(Arc::new(membership));

@@ -242,6 +242,17 @@ fn members(text: &mut Text, services: &[ServiceSnapshot]) {
             text.sample(name, &[("service", &service)], value(&membership));
         }
     }
+    let name = "broker_members_left_out";
+    text.family(
+        name,
+        "gauge",
+        "What the list has beside the members of the priority level in use, by reason.",
+    );
+    for (service, membership) in all() {
+        for (reason, count) in &membership.left_out {
+            text.sample(name, &[("service", &*service), ("reason", reason)], *count);
+        }
+    }
     let name = "broker_membership_lists_total";
     text.family(name, "counter", "Lists that sources of members have sent.");
     for (service, membership) in all() {

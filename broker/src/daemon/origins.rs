@@ -444,6 +444,13 @@ impl Followed {
         MembershipSnapshot {
             source: self.source.to_owned(),
             version: latest.version.clone(),
+            left_out: {
+                let Choice { draining, in_reserve, .. } = state.choice;
+                let chosen = [("draining", draining as u64), ("other_priority", in_reserve as u64)];
+                let listed = latest.left_out.iter().map(|(&reason, &count)| (reason, count));
+                let all = listed.chain(chosen).filter(|(_, count)| *count > 0);
+                all.map(|(reason, count)| (reason.to_owned(), count)).collect()
+            },
             accepted: latest.accepted,
             refused: latest.refused,
             error: latest.error.clone(),

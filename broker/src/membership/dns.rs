@@ -28,7 +28,7 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::ResponseCode;
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
 
-use super::{Feed, Member, Membership, Source, document, rng};
+use super::{Feed, LeftOut, List, Member, Source, document, rng};
 use crate::clock;
 use crate::config::discovery::{self, Families, Records};
 use crate::datapath::Datapath;
@@ -72,7 +72,7 @@ impl Source for Dns {
                     Ok((members, until)) => {
                         backoff.succeed();
                         match members {
-                            Ok(membership) => feed.accept(membership, ""),
+                            Ok(list) => feed.accept(list, ""),
                             Err(reason) => {
                                 feed.refuse(format_args!("{}: {reason}", config.name));
                             }
@@ -107,7 +107,7 @@ async fn look(
     config: &discovery::Dns,
     sockets: &Sockets,
     known: &mut Known,
-) -> Result<(Result<Membership, String>, Instant), NetError> {
+) -> Result<(Result<List, String>, Instant), NetError> {
     // Made anew for each look: so it has no memory beside `known`, and follows resolv.conf.
     let asker = Asker { resolver: resolver(&config.resolvers, sockets.clone())?, config };
     let mut name = Name::from_ascii(&config.name)?;
@@ -130,7 +130,7 @@ async fn look(
         .flat_map(|&kind| ips(known, &name, kind))
         .map(|ip| Ok(Member::at(document::address(ip, port.into())?)))
         .collect::<Result<_, String>>();
-    Ok((members.and_then(document::membership), until))
+    Ok((members.and_then(document::membership).map(List::from), until))
 }
 
 /// Members from SRV records (RFC 2782) and the addresses that they lead to.
@@ -142,11 +142,12 @@ async fn look_srv(
     asker: &Asker<'_>,
     known: &mut Known,
     name: Name,
-) -> Result<(Result<Membership, String>, Instant), NetError> {
+) -> Result<(Result<List, String>, Instant), NetError> {
     let mut until = asker.ask(known, [(name.clone(), RecordType::SRV)]).await?;
     // In an order of its own, because servers like to turn theirs: where two records lead to one
     // address, every gateway must take the same one.
     let mut targets = BTreeSet::new();
+    let mut left_out = LeftOut::new();
     for record in &known[&(name, RecordType::SRV)].records {
         // A target of "." says that the service is not to be had there.
         if let RData::SRV(srv) = record
@@ -169,6 +170,7 @@ async fn look_srv(
     for (priority, target, port, weight) in targets {
         let text = target.to_ascii();
         let identity = format!("{}:{port}", text.trim_end_matches('.'));
+        let before = members.len();
         for kind in [RecordType::A, RecordType::AAAA] {
             for ip in ips(known, &target, kind) {
                 let address = match document::address(ip, port.into()) {
@@ -184,8 +186,11 @@ async fn look_srv(
                 });
             }
         }
+        if members.len() == before {
+            *left_out.entry("targets_without_address").or_default() += 1;
+        }
     }
-    Ok((document::membership(members), until))
+    Ok((document::membership(members).map(|membership| List { membership, left_out }), until))
 }
 
 fn ips(known: &Known, name: &Name, kind: RecordType) -> Vec<IpAddr> {

@@ -36,7 +36,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tower::{BoxError, ServiceBuilder};
 
-use super::{Feed, Health, Member, Membership, Source, document, rng};
+use super::{Feed, Health, List, Member, Source, document, rng};
 use crate::clock;
 use crate::config::discovery::{self, Port};
 use crate::datapath::Datapath;
@@ -189,7 +189,7 @@ impl Kubernetes {
 
     fn tell(&self, view: &View, feed: &Feed) {
         match membership(view.slices.values(), &self.config.port) {
-            Ok(membership) => feed.accept(membership, view.version.as_str()),
+            Ok(list) => feed.accept(list, view.version.as_str()),
             Err(reason) => feed.refuse(format_args!("{}: {reason}", self.config.service)),
         }
     }
@@ -232,7 +232,7 @@ struct View {
     version: String,
 }
 
-/// The members in the slices.
+/// The members in the slices, and how many slices were passed over.
 ///
 /// A slice that cannot be used (no such port, or names instead of addresses) is passed over as long
 /// as there are others: pods of several versions may be behind one service. If no slice can be used,
@@ -240,7 +240,7 @@ struct View {
 fn membership<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port: &Port,
-) -> Result<Membership, String> {
+) -> Result<List, String> {
     let mut members = Vec::new();
     let (mut usable, mut named, mut portless) = (0, 0, 0);
     let mut ports = BTreeSet::new();
@@ -273,7 +273,11 @@ fn membership<'a>(
         }
         return Err(format!("no slice can be used: {}", reasons.join(", ")));
     }
-    document::membership(members)
+    let passed_over = [("slices_of_names", named), ("slices_without_port", portless)];
+    Ok(List {
+        membership: document::membership(members)?,
+        left_out: passed_over.into_iter().filter(|(_, count)| *count > 0).collect(),
+    })
 }
 
 /// The number of the port in the pods of a slice.

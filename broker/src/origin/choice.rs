@@ -23,7 +23,7 @@ pub struct Ranking {
     size: usize,
     /// The next ones are used until so many are healthy.
     healthy_min: usize,
-    priority: u32,
+    level: Level,
 }
 
 /// What was chosen, and out of what.
@@ -39,6 +39,10 @@ pub struct Choice {
     pub priority: u32,
     /// How many are chosen because others of the subset are not healthy.
     pub widened: usize,
+    /// Members that are about to leave.
+    pub draining: usize,
+    /// Members of other priority levels.
+    pub in_reserve: usize,
 }
 
 impl Ranking {
@@ -51,19 +55,19 @@ impl Ranking {
         identity: Option<Identity>,
     ) -> Self {
         let members = membership.members();
-        let (priority, level) = level(members);
+        let (level, positions) = level(members);
         let (order, size, healthy_min) = match subset {
-            None => (level.clone(), level.len(), 0),
+            None => (positions.clone(), positions.len(), 0),
             Some(subset) => {
-                let named: Vec<_> = level.iter().map(|&at| named(&members[at])).collect();
+                let named: Vec<_> = positions.iter().map(|&at| named(&members[at])).collect();
                 let Identity { index, gateways } = identity.unwrap_or_else(Identity::stand_in);
                 let fleet = Fleet::uniform(gateways, subset.size);
                 let order = subset::order(subset.rules, &fleet, index, &named);
-                let positions = order.all().iter().map(|&at| level[at]).collect();
-                (positions, order.subset().len(), subset.min_healthy)
+                let ranked = order.all().iter().map(|&at| positions[at]).collect();
+                (ranked, order.subset().len(), subset.min_healthy)
             }
         };
-        Self { membership, identity, order, size, healthy_min, priority }
+        Self { membership, identity, order, size, healthy_min, level }
     }
 
     /// Whether it was worked out from these.
@@ -109,7 +113,9 @@ impl Ranking {
         Choice {
             members: in_order.len(),
             healthy: in_order.iter().filter(|m| health(m) == Health::Healthy).count(),
-            priority: self.priority,
+            priority: self.level.priority,
+            draining: self.level.draining,
+            in_reserve: self.level.in_reserve,
             widened: chosen.len() - before,
             origins: chosen
                 .iter()
@@ -124,12 +130,26 @@ impl Ranking {
 ///
 /// Those that are about to leave are not among them: what a subset is computed from should not
 /// change twice for one departure.
-fn level(members: &[Member]) -> (u32, Vec<usize>) {
+fn level(members: &[Member]) -> (Level, Vec<usize>) {
     let stays = || members.iter().enumerate().filter(|(_, m)| m.health != Health::Draining);
     let serves = stays().filter(|(_, m)| m.health <= Health::Degraded);
     let first = serves.map(|(_, m)| m.priority).min();
     let priority = first.or_else(|| stays().map(|(_, m)| m.priority).min()).unwrap_or(0);
-    (priority, stays().filter(|(_, m)| m.priority == priority).map(|(at, _)| at).collect())
+    let positions: Vec<_> =
+        stays().filter(|(_, m)| m.priority == priority).map(|(at, _)| at).collect();
+    let draining = members.len() - stays().count();
+    let in_reserve = members.len() - draining - positions.len();
+    (Level { priority, draining, in_reserve }, positions)
+}
+
+/// The priority level in use, and how many members are not of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Level {
+    priority: u32,
+    /// They are about to leave.
+    draining: usize,
+    /// They are of other levels.
+    in_reserve: usize,
 }
 
 fn named(member: &Member) -> subset::Member<'_> {
@@ -209,6 +229,15 @@ mod tests {
         }
         let (used, widened) = chosen(&sick, three, &[]);
         assert_eq!((&*used, widened), (&order[2..4], 1));
+    }
+
+    #[test]
+    fn who_is_left_out_is_counted() {
+        let mut members = [member(0, Healthy), member(1, Draining), member(2, Healthy)];
+        members[2].priority = 1;
+        let ranking = Ranking::new(Arc::new(Membership::new(members)), None, None);
+        let choice = ranking.choose(|_| false, |member| member.health);
+        assert_eq!((choice.members, choice.draining, choice.in_reserve), (1, 1, 1));
     }
 
     #[test]

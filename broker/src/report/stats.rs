@@ -203,6 +203,10 @@ fn membership(membership: &MembershipSnapshot) -> Option<String> {
     if *widened > 0 {
         append(&mut text, format_args!(", {widened} in place of others"));
     }
+    let left_out: Vec<_> = membership.left_out.iter().map(|(why, n)| (&**why, *n)).collect();
+    if !left_out.is_empty() {
+        append(&mut text, format_args!(", left out: {}", listed(&left_out)));
+    }
     append(&mut text, format_args!(" (from {source}"));
     if !membership.version.is_empty() {
         append(&mut text, format_args!(", version {}", membership.version));

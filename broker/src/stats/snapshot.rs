@@ -144,6 +144,10 @@ pub struct MembershipSnapshot {
     pub refused: u64,
     /// What is wrong with the source now.
     pub error: Option<String>,
+    /// What the list has beside the members of the priority level in use, by reason: members of other
+    /// levels, those that are about to leave, and what could not be used.
+    #[serde(default)]
+    pub left_out: BTreeMap<String, u64>,
     /// How often the origins in use have changed.
     pub changes: u64,
     /// Members of the priority level in use.

@@ -144,7 +144,7 @@ impl Server {
         let (members, _) = look(&self.config(of, records), &sockets(), &mut Known::default())
             .await
             .map_err(|error| format!("lost: {error}"))?;
-        Ok(shown(&members.map_err(|reason| format!("refused: {reason}"))?))
+        Ok(shown(members.map_err(|reason| format!("refused: {reason}"))?))
     }
 }
 
@@ -186,12 +186,13 @@ fn answer(script: &Mutex<Script>, query: &[u8], tcp: bool) -> Option<Vec<u8>> {
     Some(message.truncate().to_vec().unwrap())
 }
 
-fn shown(membership: &Membership) -> String {
-    let members = membership.members().iter().map(|member| {
+fn shown(list: List) -> String {
+    let members = list.membership.members().iter().map(|member| {
         let Member { identity, address, weight, priority, .. } = member;
         format!("{identity} {address} w{weight} p{priority}")
     });
-    members.collect::<Vec<_>>().join("\n")
+    let left_out = list.left_out.into_iter().map(|(why, count)| format!("without {count} {why}"));
+    members.chain(left_out).collect::<Vec<_>>().join("\n")
 }
 
 fn count(latest: &Latest) -> Option<usize> {
@@ -368,7 +369,8 @@ async fn srv_records() {
     let expected = "a.test:8080 10.0.0.1:8080 w5 p10\n\
                     two.test:81/10.0.0.2:81 10.0.0.2:81 w1 p20\n\
                     two.test:81/10.0.0.3:81 10.0.0.3:81 w1 p20\n\
-                    b.test:8080 [fd00::b]:8080 w1 p10";
+                    b.test:8080 [fd00::b]:8080 w1 p10\n\
+                    without 1 targets_without_address";
     assert_eq!(server.look(of, Records::Srv).await.unwrap(), expected);
 
     // An alias in front of them, with the records in the same answer and without.

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::super::Latest;
 use super::super::tests::wait;
+use super::super::{Latest, Membership};
 use super::*;
 use crate::datapath::Inert;
 
@@ -43,7 +43,10 @@ fn members(slices: &[Value], port: &Port) -> String {
     let slices: Vec<EndpointSlice> =
         slices.iter().map(|slice| serde_json::from_value(slice.clone()).unwrap()).collect();
     match membership(slices.iter(), port) {
-        Ok(membership) => shown(&membership),
+        Ok(List { membership, left_out }) if left_out.is_empty() => shown(&membership),
+        Ok(List { membership, left_out }) => {
+            format!("{}\nwithout {left_out:?}", shown(&membership))
+        }
         Err(reason) => format!("refused: {reason}"),
     }
 }
@@ -113,7 +116,10 @@ fn ports() {
 
     // The pods of one version have it, those of the other do not.
     let mixed = [with(json!([])), slice("b", 1, &json!([ready("10.0.0.2")]))];
-    assert_eq!(members(&mixed, &http()), "10.0.0.2:8080 10.0.0.2:8080 - Healthy");
+    assert_eq!(
+        members(&mixed, &http()),
+        "10.0.0.2:8080 10.0.0.2:8080 - Healthy\nwithout {\"slices_without_port\": 1}"
+    );
 }
 
 #[test]
@@ -125,7 +131,10 @@ fn what_cannot_be_used() {
         "refused: no slice can be used: 1 have names instead of addresses"
     );
     let good = slice("b", 1, &json!([ready("10.0.0.2")]));
-    assert_eq!(members(&[names, good.clone()], &http()), "10.0.0.2:8080 10.0.0.2:8080 - Healthy");
+    assert_eq!(
+        members(&[names, good.clone()], &http()),
+        "10.0.0.2:8080 10.0.0.2:8080 - Healthy\nwithout {\"slices_of_names\": 1}"
+    );
     let bad = slice("c", 1, &json!([ready("10.0.0.300")]));
     let refused = "refused: \"10.0.0.300\": must be an IP address";
     assert_eq!(members(&[bad, good], &http()), refused);
