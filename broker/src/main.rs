@@ -44,11 +44,7 @@ enum Command {
         config: PathBuf,
     },
     /// Validate a configuration file and say everything that is wrong with it.
-    Check {
-        /// The configuration file.
-        #[arg(value_name = "FILE")]
-        config: PathBuf,
-    },
+    Check(check::Args),
     /// Count, without changing anything, which origins this host churns against.
     Observe(observe::Args),
     /// Show what a running daemon has done.
@@ -86,9 +82,7 @@ fn main() -> ExitCode {
     init_log(args.log, level);
     let done = match args.command {
         Command::Run { config } => run(&config).map(|()| true),
-        Command::Check { config } => {
-            check::run(&config, &mut std::io::stdout().lock()).map(|()| true)
-        }
+        Command::Check(args) => check::run(&args, &mut std::io::stdout().lock()).map(|()| true),
         Command::Observe(args) => observe(args).map(|()| true),
         Command::Stats(args) => stats(&args).map(|()| true),
         Command::Explain(args) => block_on(async {

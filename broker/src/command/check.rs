@@ -2,12 +2,15 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
-use crate::config::gateway::Gateway;
+use crate::config::discovery::Source;
+use crate::config::gateway::{GATEWAYS_MAX, Gateway};
 use crate::config::subset::Subset;
 use crate::config::{Config, Service, file};
-use crate::membership::Member;
+use crate::membership::document::MEMBERS_MAX;
+use crate::membership::{self, Member, Membership};
+use crate::origin::choice;
 use crate::origin::subset::sizing::{self, Loss};
 use crate::origin::subset::{self, Algorithm, Fleet};
 
@@ -17,15 +20,30 @@ const FAILING_PART: usize = 20;
 /// How probable it may be that any gateway of the fleet has too few origins then.
 const RISK: f64 = 1e-3;
 
+/// What to check, and what to assume where only run time tells.
+#[derive(Debug, Default, clap::Args)]
+pub struct Args {
+    /// The configuration file.
+    #[arg(value_name = "FILE")]
+    config: PathBuf,
+    /// What to expect of subsets with so many origins, where a source names them at run time only.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MEMBERS_MAX as u64))]
+    origins: Option<u64>,
+    /// What to expect of subsets in a fleet of so many gateways, where etcd knows them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(GATEWAYS_MAX)))]
+    gateways: Option<u32>,
+}
+
 /// Checks a file, and writes what there is to say about it.
-pub fn run(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
+    let path = &args.config;
     let config = file::load(path)?;
     for warning in file::warnings(&config) {
         writeln!(out, "warning: {warning}")?;
     }
     let services = || config.services.iter().filter(|service| service.high_of.is_none());
     for service in services() {
-        for line in about_subset(service, &config) {
+        for line in about_subset(service, &config, args) {
             writeln!(out, "service {:?}: {line}", service.name)?;
         }
     }
@@ -50,21 +68,53 @@ pub fn run(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What to expect of a service's subset.
-fn about_subset(service: &Service, config: &Config) -> Vec<String> {
+/// What to expect of a service's subset; or what is not known for that.
+fn about_subset(service: &Service, config: &Config, args: &Args) -> Vec<String> {
     let Some(subset) = service.subset else { return Vec::new() };
-    let Gateway::Configured { count, .. } = &config.gateway else {
-        let text =
-            "subset: how many gateways there are is known at run time only; try `broker sim`";
-        return vec![text.to_owned()];
+    let unknown =
+        |what: &str| vec![format!("subset: coverage and risk were not worked out: {what}")];
+    let gateways = match &config.gateway {
+        Gateway::Configured { count, .. } => count.get(),
+        Gateway::Claimed(_) => match args.gateways {
+            Some(gateways) => gateways,
+            None => {
+                return unknown(
+                    "only etcd knows how many gateways there are; assume some with --gateways N",
+                );
+            }
+        },
     };
-    if service.discovery.is_some() {
-        let text = "subset: how many origins there are is known at run time only; try `broker sim`";
-        return vec![text.to_owned()];
+    let membership = match members(service, args) {
+        Ok(membership) => membership,
+        Err(why) => return unknown(&why),
+    };
+    if membership.is_empty() {
+        return unknown("the list of origins is empty now");
     }
-    let members: Vec<_> = service.origins.iter().map(|&origin| Member::at(origin)).collect();
-    let named: Vec<_> = members.iter().map(|m| subset::Member::new(&m.identity)).collect();
-    expectations(subset, count.get(), &named)
+    expectations(subset, gateways, &choice::in_use(&membership))
+}
+
+/// The members as far as they are known before anything runs.
+fn members(service: &Service, args: &Args) -> Result<Membership, String> {
+    let Some(discovery) = &service.discovery else {
+        return Ok(Membership::new(service.origins.iter().map(|&origin| Member::at(origin))));
+    };
+    if let Source::File(file) = &discovery.source {
+        return membership::file::load(&file.path);
+    }
+    match args.origins {
+        Some(count) => Ok(Membership::new((0..count).map(assumed))),
+        None => Err(format!(
+            "who the origins are is known at run time only (from {}); assume some with --origins N",
+            discovery.source.name()
+        )),
+    }
+}
+
+/// One of many that there may be.
+fn assumed(number: u64) -> Member {
+    let [.., a, b, c] = number.to_be_bytes();
+    Member::at(([10, a, b, c], 80).into())
 }
 
 fn expectations(subset: Subset, gateways: u32, members: &[subset::Member<'_>]) -> Vec<String> {
@@ -120,11 +170,15 @@ mod tests {
     use super::*;
 
     fn check(text: &str) -> String {
+        check_with(text, Args::default())
+    }
+
+    fn check_with(text: &str, args: Args) -> String {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("broker.toml");
         std::fs::write(&path, text).unwrap();
         let mut out = Vec::new();
-        run(&path, &mut out).unwrap();
+        run(&Args { config: path.clone(), ..args }, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         text.replace(&*path.to_string_lossy(), "FILE")
     }
@@ -159,5 +213,42 @@ mod tests {
         assert!(text.contains("a size of "), "{text}");
         let text = subset(4, 3, "size = 3");
         assert!(text.contains("all are used"), "{text}");
+    }
+
+    #[test]
+    fn live_lists_are_read_or_assumed() {
+        let service = |source: &str| {
+            format!(
+                "[[service]]\nname = \"web\"\nprotocol = \"http1\"\nlisten = [\"127.0.0.1:80\"]\n\
+                 [service.subset]\nsize = 2\n[service.discovery.{source}\n"
+            )
+        };
+        let gateway = "[gateway]\nindex = 0\ncount = 40\n";
+        let directory = tempfile::tempdir().unwrap();
+        let list = directory.path().join("origins.json");
+        let file = format!("{gateway}{}", service(&format!("file]\npath = {list:?}")));
+        assert!(check(&file).contains("not worked out: ") && check(&file).contains("No such file"));
+        std::fs::write(
+            &list,
+            r#"["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80",
+            {"address": "10.0.0.9:80", "priority": 1}]"#,
+        )
+        .unwrap();
+        assert!(check(&file).contains("subset: 2 of 4 origins, 40 gateways"), "{}", check(&file));
+        std::fs::write(&list, "[]").unwrap();
+        assert!(check(&file).contains("the list of origins is empty now"));
+
+        let claimed = "[gateway.etcd]\nendpoints = [\"http://127.0.0.1:2379\"]\nprefix = \"/a\"\n";
+        let dns = service("dns]\nname = \"web.test\"\nport = 80");
+        let text = check(&format!("{gateway}{dns}"));
+        assert!(
+            text.contains("known at run time only (from dns); assume some with --origins N"),
+            "{text}"
+        );
+        let text = check(&format!("{claimed}{dns}"));
+        assert!(text.contains("only etcd knows how many gateways"), "{text}");
+        let assumed = Args { origins: Some(1000), gateways: Some(500), ..Args::default() };
+        let text = check_with(&format!("{claimed}{dns}"), assumed);
+        assert!(text.contains("subset: 2 of 1000 origins, 500 gateways"), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! Members from a file that is replaced when they change.
 //!
-//! The directory is follows, not the file: editors and configuration tools write a new file and
+//! The directory is followed, not the file: editors and configuration tools write a new file and
 //! rename it, and Kubernetes swaps a symbolic link beside it. Where nothing tells of changes (a
 //! link that leads elsewhere, a network file system), a look now and then finds them.
 
@@ -63,6 +63,12 @@ impl Source for File {
             }
         })
     }
+}
+
+/// What is in such a file now.
+pub fn load(path: &Path) -> Result<Membership, String> {
+    let content = read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    parse(path, &content).map_err(|reason| format!("{}: {reason}", path.display()))
 }
 
 /// Reads the file, if its content is not the one `seen`.

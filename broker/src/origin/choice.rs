@@ -125,6 +125,13 @@ impl Ranking {
     }
 }
 
+/// The members of the priority level in use, as subsets are computed from them.
+#[must_use]
+pub fn in_use(membership: &Membership) -> Vec<subset::Member<'_>> {
+    let members = membership.members();
+    level(members).1.into_iter().map(|at| named(&members[at])).collect()
+}
+
 /// The first priority level that has a healthy member, or the first one of all if none has; and the
 /// positions of its members.
 ///
