@@ -57,6 +57,9 @@ pub struct Service {
     pub listen: Vec<SocketAddr>,
     /// Destinations whose `connect()` is rewritten to the broker, on this host.
     pub intercept: Vec<Intercept>,
+    /// Whether the addresses of the members that [`Service::discovery`] finds are such destinations,
+    /// too, for as long as they are members.
+    pub intercept_members: bool,
     /// Only processes under these cgroup v2 directories are intercepted; empty means all. At most
     /// [`broker_ebpf::abi::SERVICE_CGROUPS_MAX`], relative to the cgroup2 mount (`/system.slice/x`).
     pub cgroups: Vec<PathBuf>,
@@ -94,14 +97,30 @@ pub struct Service {
     pub panic: outlier::Panic,
 }
 
+impl Service {
+    /// Whether the kernel sends it clients that dial something else.
+    #[must_use]
+    pub fn intercepts(&self) -> bool {
+        !self.intercept.is_empty() || self.intercept_members
+    }
+}
+
 /// A destination of clients that the kernel sends to the broker instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Intercept {
     /// The addresses; a single address is a full-length prefix. An IPv4 prefix also matches the
     /// IPv4-mapped IPv6 destinations in it.
     pub net: IpNet,
     /// The TCP port.
     pub port: u16,
+}
+
+impl Intercept {
+    /// This one address.
+    #[must_use]
+    pub fn at(address: SocketAddr) -> Self {
+        Self { net: IpNet::from(address.ip()), port: address.port() }
+    }
 }
 
 impl fmt::Display for Intercept {

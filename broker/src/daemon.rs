@@ -4,9 +4,9 @@
 //! interception first, so that new connections go straight to the origins while those that are
 //! here are served to their end. Once they are, this gateway's index is given back.
 
+mod interception;
 mod origins;
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,14 +16,15 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use self::interception::Interception;
 use self::origins::Origins;
 use crate::admin::{self, Health};
 use crate::clock;
-use crate::config::{self, Config, Refuse, Route, Steer};
+use crate::config::{self, Config, Refuse};
 use crate::datapath::gate::Gate;
 use crate::datapath::kernel::{self, Kernel, KernelLog};
 use crate::datapath::steering::{Carried, Layout};
-use crate::datapath::{Datapath, Inert, InterceptedService, WorkerListeners};
+use crate::datapath::{Datapath, Inert};
 use crate::events::EventLog;
 use crate::fleet;
 use crate::net;
@@ -108,8 +109,15 @@ impl Control {
             self.reached(Stage::Quit),
         ));
         let mut drain = std::pin::pin!(self.reached(Stage::Drain));
+        let mut following = None;
         tokio::select! {
-            started = self.start(&mut workers) => started?,
+            started = self.start(&mut workers) => {
+                let interception = started?;
+                let control = Arc::clone(&self);
+                following = interception.follows().then(|| {
+                    tokio::spawn(async move { interception.follow(&control.origins).await })
+                });
+            }
             _ = terminate.recv() => self.drain_now(),
             _ = interrupt.recv() => self.drain_now(),
             () = &mut drain => {}
@@ -132,6 +140,9 @@ impl Control {
         }
 
         self.ready.store(false, Relaxed);
+        if let Some(following) = following {
+            following.abort();
+        }
         if let Err(error) = self.shared.datapath.intercept(&[]) {
             // The programs go with this process in any case.
             tracing::error!(%error, "ending interception");
@@ -160,7 +171,7 @@ impl Control {
         joined.map(drop)
     }
 
-    async fn start(&self, workers: &mut Vec<Worker>) -> anyhow::Result<()> {
+    async fn start(&self, workers: &mut Vec<Worker>) -> anyhow::Result<Interception> {
         let mut listeners = Vec::new();
         for index in 0..workers.len() {
             let Some(report) = workers[index].ready().await else {
@@ -169,13 +180,11 @@ impl Control {
             };
             listeners.push(report);
         }
-        let services = intercepted_services(&self.shared, &listeners)?;
-        if !services.is_empty() {
-            self.shared.datapath.intercept(&services).context("starting interception")?;
-        }
+        let mut interception = Interception::new(&self.shared, &listeners)?;
+        interception.apply(&self.origins).context("starting interception")?;
         self.ready.store(true, Relaxed);
-        tracing::info!(intercepted = services.len(), "ready");
-        Ok(())
+        tracing::info!(intercepted = interception.services(), "ready");
+        Ok(interception)
     }
 
     fn drain_now(&self) {
@@ -276,7 +285,7 @@ struct Loaded {
 
 /// Loads the kernel programs; does without them only if no service needs them.
 fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
-    let intercepting = config.services.iter().any(|s| !s.intercept.is_empty());
+    let intercepting = config.services.iter().any(config::Service::intercepts);
     let options = kernel::Options {
         intercept: intercepting.then(|| kernel::InterceptOptions {
             workers: config.workers.get(),
@@ -329,39 +338,6 @@ fn budget(service: &config::Service, workers: usize, datapath: &dyn Datapath) ->
     };
     let budget = Budget::new(&service.limits, service.retries.limit, workers);
     Arc::new(budget.with_gate(gate))
-}
-
-/// What the kernel is to intercept, once every worker has said where it listens.
-fn intercepted_services(
-    shared: &Shared,
-    listeners: &[Vec<WorkerListeners>],
-) -> anyhow::Result<Vec<InterceptedService>> {
-    let config = &shared.config;
-    let mut services = Vec::new();
-    for (position, service) in config.services.iter().enumerate() {
-        if service.intercept.is_empty() {
-            continue;
-        }
-        let cgroup = |path: &PathBuf| {
-            kernel::cgroup_id(path).with_context(|| format!("service {:?}", service.name))
-        };
-        let is_high = |s: &config::Service| s.by_cgroup && s.high_of == Some(position);
-        let high = config.services.iter().position(is_high);
-        services.push(InterceptedService {
-            service: u32::try_from(position)?,
-            // The service that intercepts them hands its clients over.
-            targets: if service.by_cgroup { Vec::new() } else { service.intercept.clone() },
-            high: high.map(u32::try_from).transpose()?,
-            cgroups: service.cgroups.iter().map(cgroup).collect::<Result<_, _>>()?,
-            keep_destination: matches!(service.route, Route::Dialled { .. })
-                || config.intercept_from_netns.is_some()
-                || service.steer != Steer::Relay,
-            steer: service.steer,
-            gate: shared.common[position].budget.gate().map(Gate::index),
-            listeners: listeners.iter().map(|worker| worker[position]).collect(),
-        });
-    }
-    Ok(services)
 }
 
 /// Two descriptors for each client, whatever the shell's habit is.

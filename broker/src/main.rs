@@ -168,6 +168,7 @@ fn log_start(path: &Path, config: &Config) {
             retries = ?service.retries,
             listen = ?service.listen,
             intercept = ?service.intercept.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            intercept_members = service.intercept_members,
             cgroups = ?service.cgroups,
             protocol = ?service.protocol,
             route = ?service.route,

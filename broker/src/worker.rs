@@ -355,7 +355,7 @@ impl Bound {
             listeners.push((listener, Via::Listen));
         }
         let mut report = WorkerListeners::default();
-        if service.intercept.is_empty() {
+        if !service.intercepts() {
             return Ok(Self { listeners, steered: Vec::new(), report });
         }
         // Each worker has loopback listeners of its own: the kernel's connect hook chooses the

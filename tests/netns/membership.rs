@@ -222,6 +222,62 @@ fn an_empty_list_means_what_the_operator_says() {
 }
 
 #[test]
+fn whoever_dials_a_member_is_intercepted_while_it_is_one() {
+    let lab = Lab::new(3).unwrap();
+    let _origins: Vec<_> = (0..3).map(|i| nginx::origin(&lab, i).unwrap()).collect();
+    let all = lab.all_origins();
+    let file = lab.directory().join("origins.json");
+    // Not there yet: clients go where they want.
+    let keys = "debounce = \"20ms\"\non_empty = \"drop\"";
+    let config = config(&lab, Way::Kernel, &file, keys)
+        .replace(&format!("\"{}\"", lab.vip()), "\"origins\"");
+    let daemon = Daemon::start(&lab, &config).unwrap();
+    let rewritten = || daemon.snapshot().unwrap().datapath.rewritten;
+    // Who is intercepted when they dial each of the origins.
+    let intercepted = || {
+        let taken = |&origin: &SocketAddr| {
+            let before = rewritten();
+            let response = Client::get_once(&lab.host, origin, "/echo?x").unwrap();
+            assert_eq!(response.status, 200, "{}", response.head);
+            rewritten() > before
+        };
+        all.iter().map(taken).collect::<Vec<_>>()
+    };
+    let becomes = |listed: &[SocketAddr]| {
+        write(&file, listed);
+        let expected: Vec<_> = all.iter().map(|origin| listed.contains(origin)).collect();
+        eventually(SOON, "members, and nobody else, are intercepted", || intercepted() == expected);
+    };
+    assert_eq!(intercepted(), [false; 3]);
+
+    // Nobody notices the first list, nor those that follow.
+    let plan = Plan {
+        mode: Mode::OneShotClientCloses,
+        requests: None,
+        duration: Some(Duration::from_secs(4)),
+        ..Plan::echo(all.clone(), 8, 0)
+    };
+    let process = load::start(&lab, &plan).unwrap();
+    let until = clock::now() + Duration::from_secs(3);
+    for round in (0..3).cycle() {
+        let list = [&all[..], &all[1..], &all[..1]][round];
+        let before = daemon.service().unwrap().membership.unwrap().changes;
+        write(&file, list);
+        eventually(SOON, "the list is used", || {
+            daemon.service().unwrap().membership.unwrap().changes > before
+        });
+        if clock::now() >= until {
+            break;
+        }
+    }
+    assert_clean(&load::finish(process, &plan).unwrap());
+    becomes(&all[..2]);
+    becomes(&[all[0], all[2]]);
+    becomes(&[]);
+    becomes(&all);
+}
+
+#[test]
 fn clients_are_refused_until_there_is_a_list() {
     let lab = Lab::new(1).unwrap();
     let _origin = Scripted::start(&lab.origins, lab.origin(0), Peer::serve).unwrap();

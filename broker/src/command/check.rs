@@ -170,15 +170,15 @@ mod tests {
     use super::*;
 
     fn check(text: &str) -> String {
-        check_with(text, Args::default())
+        check_with(text, &Args::default())
     }
 
-    fn check_with(text: &str, args: Args) -> String {
+    fn check_with(text: &str, args: &Args) -> String {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("broker.toml");
         std::fs::write(&path, text).unwrap();
         let mut out = Vec::new();
-        run(&Args { config: path.clone(), ..args }, &mut out).unwrap();
+        run(&Args { config: path.clone(), ..*args }, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         text.replace(&*path.to_string_lossy(), "FILE")
     }
@@ -248,7 +248,7 @@ mod tests {
         let text = check(&format!("{claimed}{dns}"));
         assert!(text.contains("only etcd knows how many gateways"), "{text}");
         let assumed = Args { origins: Some(1000), gateways: Some(500), ..Args::default() };
-        let text = check_with(&format!("{claimed}{dns}"), assumed);
+        let text = check_with(&format!("{claimed}{dns}"), &assumed);
         assert!(text.contains("subset: 2 of 1000 origins, 500 gateways"), "{text}");
     }
 }

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::clock;
 use crate::config::discovery::Discovery;
@@ -45,6 +45,8 @@ const FIRST_IDENTITY: Duration = Duration::from_secs(3);
 /// The origins of all services.
 pub(super) struct Origins {
     services: Vec<Arc<Followed>>,
+    /// Told of each list that a service takes up.
+    taken_up: Arc<Notify>,
 }
 
 /// One service's.
@@ -71,6 +73,7 @@ struct Followed {
     chosen: watch::Sender<Arc<[Chosen]>>,
     common: pool::Common,
     events: Arc<EventLog>,
+    taken_up: Arc<Notify>,
     state: Mutex<State>,
 }
 
@@ -78,16 +81,19 @@ struct Followed {
 struct State {
     choice: Choice,
     changes: u64,
+    listed: Arc<Membership>,
+    not_intercepted: usize,
 }
 
 impl Origins {
     pub(super) fn new(config: &Config, common: &[pool::Common], events: &Arc<EventLog>) -> Self {
+        let taken_up = Arc::default();
         let services = config.services.iter().zip(common).enumerate();
         let followed = |(position, (service, common))| {
             let workers = config.workers.get();
-            Arc::new(Followed::new(position, service, workers, common, events))
+            Arc::new(Followed::new(position, service, workers, common, events, &taken_up))
         };
-        Self { services: services.map(followed).collect() }
+        Self { services: services.map(followed).collect(), taken_up }
     }
 
     /// Where workers read which origins to use, in the order of the configuration.
@@ -152,6 +158,31 @@ impl Origins {
         }
     }
 
+    /// The list that a service has taken up last, whether its members are used or not.
+    pub(super) fn listed(&self, service: usize) -> Arc<Membership> {
+        Arc::clone(&lock(&self.source(service).state).listed)
+    }
+
+    /// Completes when a service has taken up another list than before.
+    pub(super) async fn lists_changed(&self) {
+        self.taken_up.notified().await;
+    }
+
+    /// So many of a service's list are not intercepted.
+    pub(super) fn not_intercepted(&self, service: usize, members: usize) {
+        let source = self.source(service);
+        if std::mem::replace(&mut lock(&source.state).not_intercepted, members) != members
+            && members > 0
+        {
+            tracing::warn!(
+                service = source.name,
+                members,
+                "clients of some members are left alone: others intercept them, or the kernel's \
+                 table is full"
+            );
+        }
+    }
+
     /// What the statistics say of a service.
     pub(super) fn snapshot(&self, service: usize) -> Option<MembershipSnapshot> {
         self.services.get(service)?;
@@ -162,6 +193,11 @@ impl Origins {
     fn source(&self, service: usize) -> &Followed {
         &self.services[self.services[service].high_of.unwrap_or(service)]
     }
+}
+
+/// A panic elsewhere leaves what is shown as good as it was.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until it is known which gateway this is: the sockets of another one's subset would be opened
@@ -263,6 +299,7 @@ impl Followed {
         workers: usize,
         common: &pool::Common,
         events: &Arc<EventLog>,
+        taken_up: &Arc<Notify>,
     ) -> Self {
         let (feed, latest) = Feed::new();
         let source = match &config.discovery {
@@ -280,7 +317,7 @@ impl Followed {
                 healthy: members.members().len(),
                 ..Choice::default()
             },
-            changes: 0,
+            ..State::default()
         };
         let followed = Self {
             name: config.name.clone(),
@@ -303,6 +340,7 @@ impl Followed {
                 ..common.clone()
             },
             events: Arc::clone(events),
+            taken_up: Arc::clone(taken_up),
             state: Mutex::new(state),
         };
         followed.watch_these(&followed.chosen.borrow());
@@ -341,8 +379,15 @@ impl Followed {
                 Some(checked) => checked.health(member),
                 None => member.health,
             }));
+            self.take_up(&members);
             tokio::select! {
-                Some(next) = next(&mut gather) => members = next,
+                Some(next) = next(&mut gather) => {
+                    members = next;
+                    // Nobody is sent here for want of whom they would be refused.
+                    if members.is_empty() {
+                        self.take_up(&members);
+                    }
+                }
                 () = change(&mut identity) => {}
                 () = result(&mut checked) => {}
                 _ = look.tick() => {}
@@ -350,8 +395,17 @@ impl Followed {
         }
     }
 
+    /// From now on clients of these may come.
+    fn take_up(&self, members: &Arc<Membership>) {
+        let listed = &mut lock(&self.state).listed;
+        if !Arc::ptr_eq(listed, members) {
+            *listed = Arc::clone(members);
+            self.taken_up.notify_one();
+        }
+    }
+
     fn set(&self, choice: Choice) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if state.choice.origins != choice.origins {
             state.changes += 1;
             tracing::info!(
@@ -440,13 +494,19 @@ impl Followed {
 
     fn snapshot(&self) -> MembershipSnapshot {
         let latest = self.latest.borrow();
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         MembershipSnapshot {
             source: self.source.to_owned(),
             version: latest.version.clone(),
             left_out: {
-                let Choice { draining, in_reserve, .. } = state.choice;
-                let chosen = [("draining", draining as u64), ("other_priority", in_reserve as u64)];
+                let State { choice: Choice { draining, in_reserve, .. }, not_intercepted, .. } =
+                    *state;
+                let chosen = [
+                    ("draining", draining),
+                    ("other_priority", in_reserve),
+                    ("not_intercepted", not_intercepted),
+                ];
+                let chosen = chosen.map(|(reason, count)| (reason, count as u64));
                 let listed = latest.left_out.iter().map(|(&reason, &count)| (reason, count));
                 let all = listed.chain(chosen).filter(|(_, count)| *count > 0);
                 all.map(|(reason, count)| (reason.to_owned(), count)).collect()

@@ -21,7 +21,6 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use broker_ebpf::abi;
-use ipnet::IpNet;
 
 use self::check::Checker;
 use super::{Problem, address, raw};
@@ -132,7 +131,10 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     let protocol = protocol(check, &raw);
     let route = route(check, &raw);
     let steer = steer(check, &raw, protocol, route);
-    let intercept = intercept(check, "intercept", &raw.intercept, &origins, raw.origins.is_empty());
+    let live = raw.discovery.is_some() && route == Route::Balance;
+    let named = if live { Named::Live } else { Named::Here(&origins) };
+    let intercept = intercept(check, "intercept", &raw.intercept, named);
+    let intercept_members = live && raw.intercept.iter().any(|text| text == ORIGINS);
     let cgroups = cgroups(check, "cgroups", &raw.cgroups);
     if raw.listen.is_empty() && raw.intercept.is_empty() {
         check.broken(
@@ -166,6 +168,7 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
         high_of: None,
         listen,
         intercept,
+        intercept_members,
         cgroups,
         by_cgroup: false,
         protocol,
@@ -337,15 +340,28 @@ fn obstacle(protocol: Protocol, route: Route, intercepts: bool) -> Option<&'stat
     }
 }
 
+/// The word that stands for all origins.
+const ORIGINS: &str = "origins";
+
+/// What the word stands for.
+#[derive(Clone, Copy)]
+enum Named<'a> {
+    /// These.
+    Here(&'a [SocketAddr]),
+    /// Those of a list that is followed.
+    Live,
+    /// Those of a list that another service follows for itself.
+    OthersLive,
+}
+
 fn intercept(
     check: &mut Checker,
     key: &str,
     texts: &[String],
-    origins: &[SocketAddr],
-    no_origins: bool,
+    origins: Named<'_>,
 ) -> Vec<Intercept> {
     let mut all = Vec::new();
-    for text in texts.iter().filter(|t| *t != "origins") {
+    for text in texts.iter().filter(|t| *t != ORIGINS) {
         match address::intercept(text) {
             Ok(target) if all.contains(&target) => {
                 check.broken(key, quoted(text), "is given twice");
@@ -354,22 +370,26 @@ fn intercept(
             Err(rule) => check.broken(key, quoted(text), rule),
         }
     }
-    if texts.iter().any(|t| t == "origins") {
-        if no_origins {
-            check.broken(
-                key,
-                quoted("origins"),
-                "stands for the addresses in `origins`, and there are none (those that are \
-                 discovered change: intercept their network instead)",
-            );
-        }
-        for origin in origins {
-            let target = Intercept { net: IpNet::from(origin.ip()), port: origin.port() };
-            if !all.contains(&target) {
-                all.push(target);
-            }
-        }
+    if texts.iter().all(|t| t != ORIGINS) {
+        return all;
     }
+    let rule = match origins {
+        Named::Live => return all,
+        Named::OthersLive => {
+            "stands for the addresses in `origins`; those that are discovered can be intercepted by the \
+             service itself, and `cgroups` tell who is of high priority there"
+        }
+        Named::Here([]) => "stands for the addresses in `origins`, and there are none",
+        Named::Here(origins) => {
+            for target in origins.iter().copied().map(Intercept::at) {
+                if !all.contains(&target) {
+                    all.push(target);
+                }
+            }
+            return all;
+        }
+    };
+    check.broken(key, quoted(ORIGINS), rule);
     all
 }
 

@@ -264,7 +264,24 @@ fn intercept_targets() {
     check(
         &none,
         &[
-            "service \"i\": intercept = \"origins\": stands for the addresses in `origins`, and there are none (those that are discovered change: intercept their network instead)",
+            "service \"i\": intercept = \"origins\": stands for the addresses in `origins`, and there are none",
+        ],
+    );
+    // Those of a live list are not known yet.
+    let live = |high: &str| {
+        let list = "[service.discovery.file]\npath = \"/origins.json\"";
+        let service = intercepting("[\"10.9.0.1:80\", \"origins\"]", &format!("{high}\n{list}"));
+        service.replace("origins = [\"10.0.0.1:80\"]", "")
+    };
+    let [first, high] = &parsed(&live("high = { cgroups = [\"/checkout\"] }")).services[..] else {
+        panic!("two services")
+    };
+    assert_eq!((first.intercept.len(), first.intercept_members), (1, true));
+    assert_eq!((high.intercept.len(), high.intercept_members, high.by_cgroup), (1, true, true));
+    check(
+        &live("high = { intercept = [\"origins\"] }"),
+        &[
+            "service \"i\": high.intercept = \"origins\": stands for the addresses in `origins`; those that are discovered can be intercepted by the service itself, and `cgroups` tell who is of high priority there",
         ],
     );
 }

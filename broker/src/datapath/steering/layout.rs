@@ -139,7 +139,7 @@ impl Layout {
 /// Whether any client of a service may be steered.
 fn is_steerable(service: &Service) -> bool {
     service.steer != Steer::Relay
-        && !service.intercept.is_empty()
+        && service.intercepts()
         && service.protocol == (Protocol::Http1 { affinity: Affinity::Exchange })
         && service.route == Route::Balance
 }

@@ -6,7 +6,7 @@
 
 use super::super::{address, raw};
 use super::check::Checker;
-use super::{STEER, addresses, cgroups, intercept, obstacle, pool, quoted_list};
+use super::{Named, STEER, addresses, cgroups, intercept, obstacle, pool, quoted_list};
 use crate::config::{PoolConfig, Route, Service, Steer};
 
 pub(super) fn high(
@@ -32,12 +32,12 @@ pub(super) fn high(
         check.broken("high", "", rule);
     }
     let by_cgroup = clients.intercept.is_empty() && !clients.cgroups.is_empty();
-    if by_cgroup && service.intercept.is_empty() {
+    if by_cgroup && !service.intercepts() {
         let rule = "is about connections that are intercepted, and there is neither `intercept` nor \
                     `high.intercept`";
         check.broken("high.cgroups", quoted_list(&clients.cgroups), rule);
     }
-    let by_cgroup = by_cgroup && !service.intercept.is_empty();
+    let by_cgroup = by_cgroup && service.intercepts();
     let raw = limits.unwrap_or_default();
     if raw.high.is_some() {
         check.broken("limits.high.high", "", "there are two priorities only");
@@ -47,17 +47,21 @@ pub(super) fn high(
     let own = cgroups(check, "high.cgroups", &clients.cgroups);
     let steerable = obstacle(protocol, service.route, intercepts).is_none();
     let wanted = STEER.iter().find(|(word, _)| Some(*word) == steer).map(|(_, steer)| *steer);
-    let no_origins = service.origins.is_empty();
+    let origins = match service.discovery {
+        Some(_) => Named::OthersLive,
+        None => Named::Here(&service.origins),
+    };
     let intercept = if by_cgroup {
         service.intercept.clone()
     } else {
-        intercept(check, "high.intercept", &clients.intercept, &service.origins, no_origins)
+        intercept(check, "high.intercept", &clients.intercept, origins)
     };
     Some(Service {
         name: format!("{}.high", service.name),
         high_of: Some(position),
         listen: addresses(check, "high.listen", &clients.listen, address::listen),
         intercept,
+        intercept_members: by_cgroup && service.intercept_members,
         by_cgroup,
         cgroups: if own.is_empty() { service.cgroups.clone() } else { own },
         steer: if steerable { wanted.unwrap_or_default() } else { Steer::Relay },

@@ -1,0 +1,190 @@
+//! What the kernel sends here: the destinations in the configuration, and the addresses on live lists
+//! where the configuration says `"origins"` of one.
+//!
+//! Those on a list are intercepted for as long as they are on it, well or not, in the subset of this
+//! gateway or not: clients of all of them are served. Whatever is not intercepted, because there is no
+//! list yet, or no room for all of it, goes where its client wants.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use broker_ebpf::abi;
+
+use super::origins::Origins;
+use crate::config::{Intercept, Route, Service, Steer};
+use crate::datapath::gate::Gate;
+use crate::datapath::{Datapath, InterceptedService, WorkerListeners, kernel};
+use crate::membership::Member;
+use crate::worker::Shared;
+
+/// The kernel's table holds an old and a new set at the same time while one replaces the other.
+const TARGETS_MAX: usize = abi::TARGETS_MAX / 2;
+
+/// Until then all workers have heard of a list: who is intercepted because of a first one must not be
+/// refused because there was none a moment ago.
+const HEARD: Duration = Duration::from_millis(20);
+
+/// The intercepted services.
+pub(super) struct Interception {
+    datapath: Arc<dyn Datapath>,
+    /// With what the configuration names; lists come on top of that.
+    services: Vec<InterceptedService>,
+    /// Those of them whose lists are followed, with their positions in the configuration.
+    following: Vec<(usize, usize)>,
+    /// What is intercepted because of lists, in the order of `following`.
+    listed: Vec<Vec<Intercept>>,
+}
+
+impl Interception {
+    /// What is to be intercepted, once every worker has said where it listens.
+    pub(super) fn new(shared: &Shared, listeners: &[Vec<WorkerListeners>]) -> anyhow::Result<Self> {
+        let (mut services, mut following) = (Vec::new(), Vec::new());
+        for (position, service) in shared.config.services.iter().enumerate() {
+            if !service.intercepts() {
+                continue;
+            }
+            // The service that intercepts them hands its clients over.
+            if service.intercept_members && !service.by_cgroup {
+                following.push((services.len(), position));
+            }
+            let listeners = listeners.iter().map(|worker| worker[position]).collect();
+            services.push(intercepted(shared, position, service, listeners)?);
+        }
+        Ok(Self { datapath: Arc::clone(&shared.datapath), services, following, listed: Vec::new() })
+    }
+
+    /// How many services are intercepted.
+    pub(super) fn services(&self) -> usize {
+        self.services.len()
+    }
+
+    /// Whether there are lists to follow.
+    pub(super) fn follows(&self) -> bool {
+        !self.following.is_empty()
+    }
+
+    /// Intercepts what there is now.
+    pub(super) fn apply(&mut self, origins: &Origins) -> anyhow::Result<()> {
+        if self.services.is_empty() {
+            return Ok(());
+        }
+        let listed = self.listed_now(origins);
+        if !self.listed.is_empty() && self.listed == listed {
+            return Ok(());
+        }
+        let mut services = self.services.clone();
+        for ((place, _), members) in self.following.iter().zip(&listed) {
+            services[*place].targets.extend(members);
+        }
+        self.datapath.intercept(&services)?;
+        self.listed = listed;
+        Ok(())
+    }
+
+    /// What the lists want to be intercepted now, in the order of `following`.
+    fn listed_now(&self, origins: &Origins) -> Vec<Vec<Intercept>> {
+        let named = self.services.iter().flat_map(|service| &service.targets);
+        let mut targets = Targets { taken: named.copied().collect() };
+        let list = |&(_, position): &(usize, usize)| {
+            let (taken, left_alone) = targets.take(origins.listed(position).members());
+            origins.not_intercepted(position, left_alone);
+            taken
+        };
+        self.following.iter().map(list).collect()
+    }
+
+    /// Whether something is to be intercepted that was not.
+    fn grows(&self, origins: &Origins) -> bool {
+        let before: HashSet<_> = self.listed.iter().flatten().collect();
+        self.listed_now(origins).iter().flatten().any(|target| !before.contains(target))
+    }
+
+    /// Follows the lists for as long as the daemon runs.
+    pub(super) async fn follow(mut self, origins: &Origins) {
+        loop {
+            origins.lists_changed().await;
+            if self.grows(origins) {
+                tokio::time::sleep(HEARD).await;
+            }
+            // The old ones stay then.
+            if let Err(error) = self.apply(origins) {
+                tracing::error!(%error, "intercepting the addresses of a new list");
+            }
+        }
+    }
+}
+
+fn intercepted(
+    shared: &Shared,
+    position: usize,
+    service: &Service,
+    listeners: Vec<WorkerListeners>,
+) -> anyhow::Result<InterceptedService> {
+    let config = &shared.config;
+    let cgroup = |path: &PathBuf| {
+        kernel::cgroup_id(path).with_context(|| format!("service {:?}", service.name))
+    };
+    let is_high = |s: &Service| s.by_cgroup && s.high_of == Some(position);
+    let high = config.services.iter().position(is_high);
+    Ok(InterceptedService {
+        service: u32::try_from(position)?,
+        targets: if service.by_cgroup { Vec::new() } else { service.intercept.clone() },
+        high: high.map(u32::try_from).transpose()?,
+        cgroups: service.cgroups.iter().map(cgroup).collect::<Result<_, _>>()?,
+        keep_destination: matches!(service.route, Route::Dialled { .. })
+            || config.intercept_from_netns.is_some()
+            || service.steer != Steer::Relay,
+        steer: service.steer,
+        gate: shared.common[position].budget.gate().map(Gate::index),
+        listeners,
+    })
+}
+
+/// Destinations that somebody has.
+struct Targets {
+    taken: HashSet<Intercept>,
+}
+
+impl Targets {
+    /// The addresses of members that nobody has yet, as long as there is room; and how many of them
+    /// are left alone.
+    fn take(&mut self, members: &[Member]) -> (Vec<Intercept>, usize) {
+        let mut targets = Vec::new();
+        for member in members {
+            let target = Intercept::at(member.address);
+            if self.taken.len() < TARGETS_MAX && self.taken.insert(target) {
+                targets.push(target);
+            }
+        }
+        let left_alone = members.len() - targets.len();
+        (targets, left_alone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    fn members(range: std::ops::Range<u32>) -> Vec<Member> {
+        let address = |i: u32| SocketAddr::from(((0x0a00_0000 + i).to_be_bytes(), 80));
+        range.map(|i| Member::at(address(i))).collect()
+    }
+
+    #[test]
+    fn who_comes_first_has_an_address_and_what_has_no_room_is_left_alone() {
+        let vip = Intercept::at(([10, 0, 0, 3], 80).into());
+        let mut targets = Targets { taken: HashSet::from([vip]) };
+        let (first, left_alone) = targets.take(&members(0..5));
+        assert_eq!((first.len(), left_alone), (4, 1), "the configuration has one of them");
+        let (second, left_alone) = targets.take(&members(4..7));
+        assert_eq!((second.len(), left_alone), (2, 1), "the first list has one of them");
+        let (rest, left_alone) = targets.take(&members(100..10_100));
+        assert_eq!(rest.len(), TARGETS_MAX - 7);
+        assert_eq!(left_alone, 10_000 - rest.len());
+    }
+}
