@@ -137,7 +137,7 @@ async fn look(
 ///
 /// A member is called by the name and port of its record: the name of a machine outlives its
 /// address, and subsets stay as they are when it gets another one. Where a name has several
-/// addresses, [`Membership::new`] tells them apart by address.
+/// addresses, [`super::Membership::new`] tells them apart by address.
 async fn look_srv(
     asker: &Asker<'_>,
     known: &mut Known,

@@ -7,7 +7,7 @@
 //! learns that it recovered, and without a pause if the server ends it at once.)
 //!
 //! - A slice holds some of the endpoints, for one family of addresses. While an endpoint moves
-//!   between slices both may have it; the one that is ready counts ([`Membership::new`]).
+//!   between slices both may have it; the one that is ready counts ([`super::Membership::new`]).
 //! - Endpoints carry the zone that they are in. *Hints* say which zones should use an endpoint; they
 //!   are not read, because they share the endpoints out among consumers that each take a whole
 //!   zone's, and a gateway takes its subset instead.
