@@ -196,6 +196,27 @@ fn good_and_bad_answers_are_told_apart() {
     }
 }
 
+/// A server that answers each refusal with what was refused.
+#[test]
+fn refusals_in_a_row_are_no_storm() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let stream = plane.stream();
+    assert_eq!(heard(&stream.asked()), ("", "", false));
+    stream.say(whole("1", "a", bad()));
+    assert_eq!(heard(&stream.asked()), ("", "a", true), "at once");
+    stream.say(whole("1", "b", bad()));
+    assert!(stream.is_silent(), "not at once");
+    assert_eq!(heard(&stream.asked()), ("", "b", true), "but it is said");
+    // What comes meanwhile is taken up, and what was held back is no longer of interest.
+    stream.say(whole("1", "c", bad()));
+    stream.say(whole("2", "d", members(2)));
+    assert_eq!(heard(&stream.asked()), ("2", "d", false));
+    follower.has(2, "2");
+    stream.say(whole("3", "e", bad()));
+    assert_eq!(heard(&stream.asked()), ("2", "e", true), "at once again");
+}
+
 #[test]
 fn all_fields_arrive() {
     let plane = control_plane();

@@ -13,7 +13,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::rngs::StdRng;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::message::Node;
@@ -34,6 +36,10 @@ const PING: Duration = Duration::from_secs(5 * 60 + 5);
 
 /// Pauses between attempts to reach the server.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Pauses before refusals that follow one another. Servers wait for them before they send what is good
+/// again.
+const REFUSALS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(2));
 
 /// Requests that the server has not taken yet.
 const REQUESTS_MAX: usize = 16;
@@ -84,6 +90,7 @@ impl Eds {
         let mut answers: Option<tonic::Streaming<F::Response>> = None;
         let mut silence = std::pin::pin!(tokio::time::sleep(config.initial_fetch_timeout));
         let mut silent = true;
+        let mut refusals = Refusals::new();
         loop {
             let answer = async {
                 match &mut answers {
@@ -105,6 +112,7 @@ impl Eds {
                     silent = false;
                     backoff.succeed();
                     let (news, request) = form.take(answer);
+                    let bad = matches!(news, News::Bad(_));
                     match news {
                         News::List(membership) => feed.accept(membership, form.version()),
                         News::Bad(reason) => {
@@ -112,10 +120,14 @@ impl Eds {
                         }
                         News::None => {}
                     }
-                    if let Some(request) = request {
+                    let Some(request) = request else { continue };
+                    if let Some(request) = refusals.pass(request, bad) {
                         // An error means that the stream has ended, and reading it says why.
                         requests.send(request).await.ok();
                     }
+                }
+                request = refusals.due() => {
+                    requests.send(request).await.ok();
                 }
                 () = &mut silence, if silent => {
                     silent = false;
@@ -141,6 +153,49 @@ impl Eds {
             cluster: self.config.node_cluster.clone(),
             user_agent_name: "broker".to_owned(),
             user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+/// Holds refusals back that follow one another. A server whose answer is refused may send it again at
+/// once, as those do that compare versions only, and would do nothing else then.
+struct Refusals<Q> {
+    backoff: Backoff,
+    rng: StdRng,
+    in_a_row: bool,
+    /// The last one, and when it is to be sent.
+    held: Option<(Instant, Q)>,
+}
+
+impl<Q> Refusals<Q> {
+    fn new() -> Self {
+        let backoff = Backoff::new(REFUSALS.0, REFUSALS.1);
+        Self { backoff, rng: rng(), in_a_row: false, held: None }
+    }
+
+    /// What is to be said at once after an answer, if anything: the first refusal, and whatever is none.
+    /// It is about the last answer, so nobody waits for what was held back before.
+    fn pass(&mut self, request: Q, refusal: bool) -> Option<Q> {
+        self.held = None;
+        if !refusal {
+            self.backoff.succeed();
+        } else if self.in_a_row {
+            let at = Instant::now() + self.backoff.fail(clock::now(), &mut self.rng);
+            self.held = Some((at, request));
+            return None;
+        }
+        self.in_a_row = refusal;
+        Some(request)
+    }
+
+    /// The refusal that was held back, once it is to be sent.
+    async fn due(&mut self) -> Q {
+        if let Some((at, _)) = self.held {
+            tokio::time::sleep_until(at).await;
+        }
+        match self.held.take() {
+            Some((_, request)) => request,
+            None => std::future::pending().await,
         }
     }
 }
