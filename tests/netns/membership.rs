@@ -157,40 +157,50 @@ fn those_that_stay_keep_their_sockets() {
     assert_eq!(fleet.handshakes(), warm + 2 * 2);
 }
 
+/// Handshakes that one origin costs which leaves and comes back, and those of one that does so every
+/// 10 ms for 5 s, while clients are served.
+fn flap(way: Way, keys: &str) -> (i64, i64) {
+    let fleet = Fleet::start(way, 4, 4, keys);
+    let all = fleet.lab.all_origins();
+    let start = fleet.handshakes();
+    fleet.set(&all[..3]);
+    fleet.set(&all);
+    eventually(SOON, "all are warm again", || {
+        fleet.lab.origin_counters().established() >= 2 * 2 * 4
+    });
+    let single = fleet.handshakes() - start;
+    assert_eq!(single, 2 * 2, "prewarm for each worker");
+
+    let (process, plan) = load(&fleet, way, Duration::from_secs(6));
+    // What the load itself wants.
+    eventually(SOON, "the load runs", || fleet.daemon.service().unwrap().exchanges > 1000);
+    let start = fleet.handshakes();
+    let until = clock::now() + Duration::from_secs(5);
+    for round in 0.. {
+        if clock::now() >= until {
+            break;
+        }
+        write(&fleet.file, &all[..3 + round % 2]);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let flapping = fleet.handshakes() - start;
+    assert_clean(&load::finish(process, &plan).unwrap());
+    (single, flapping)
+}
+
 #[test]
 fn a_flapping_list_is_not_churn() {
     for way in [Way::Relay, Way::Kernel] {
-        let fleet = Fleet::start(way, 4, 4, "");
-        let all = fleet.lab.all_origins();
-        let flap = |fleet: &Fleet| {
-            let until = clock::now() + Duration::from_secs(5);
-            for round in 0.. {
-                if clock::now() >= until {
-                    break;
-                }
-                write(&fleet.file, &all[..3 + round % 2]);
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        };
-        // One origin leaves and comes back: what this costs is the measure.
-        let start = fleet.handshakes();
-        fleet.set(&all[..3]);
-        fleet.set(&all);
-        eventually(SOON, "all are warm again", || {
-            fleet.lab.origin_counters().established() >= 2 * 2 * 4
-        });
-        let single = fleet.handshakes() - start;
-        assert_eq!(single, 2 * 2, "prewarm for each worker");
-
-        let (process, plan) = load(&fleet, way, Duration::from_secs(6));
-        // What the load itself wants.
-        eventually(SOON, "the load runs", || fleet.daemon.service().unwrap().exchanges > 1000);
-        let start = fleet.handshakes();
-        flap(&fleet);
-        let flapping = fleet.handshakes() - start;
-        assert_clean(&load::finish(process, &plan).unwrap());
+        let (single, flapping) = flap(way, "");
         assert!(flapping <= 2 * single, "{flapping} handshakes, {single} for one change");
     }
+}
+
+/// What gathering changes is for; clients notice nothing of the churn either.
+#[test]
+fn following_each_change_at_once_is_churn() {
+    let (single, flapping) = flap(Way::Relay, "debounce = \"0s\"\ndebounce_max = \"0s\"");
+    assert!(flapping > 10 * single, "{flapping} handshakes, {single} for one change");
 }
 
 #[test]
