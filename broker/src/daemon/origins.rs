@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
@@ -24,7 +24,6 @@ use crate::membership::{self, Feed, Health, Latest, Member, Membership};
 use crate::origin::Chosen;
 use crate::origin::choice::{Choice, Ranking};
 use crate::origin::panic::Eligible;
-use crate::origin::subset::{Algorithm, ring};
 use crate::origin::watch::{Watch, unix_ms};
 use crate::pool;
 use crate::stats::{MembershipSnapshot, Registry};
@@ -61,8 +60,6 @@ struct Followed {
     health_check: Option<HealthCheck>,
     /// Most idle sockets of all workers to one origin.
     idle_max: usize,
-    /// Which gateway this is, once that is being found out.
-    identity: OnceLock<watch::Receiver<fleet::Status>>,
     /// What the health checks have found.
     checks: Arc<Mutex<Arc<Checks>>>,
     /// The members that the configuration names.
@@ -115,7 +112,6 @@ impl Origins {
         }
         let mut first_choices = Vec::new();
         for service in &self.services {
-            service.identity.set(identity.clone()).ok();
             tokio::spawn(Arc::clone(service).look_after(Arc::clone(datapath)));
             if service.high_of.is_some() {
                 continue;
@@ -328,7 +324,6 @@ impl Followed {
             subset: config.subset,
             health_check: config.health_check.clone(),
             idle_max: config.pool.max_idle * workers,
-            identity: OnceLock::new(),
             checks: Arc::default(),
             configured: Arc::new(members),
             feed,
@@ -485,13 +480,6 @@ impl Followed {
         }
     }
 
-    /// Where this gateway is on the ring, if there is one.
-    fn ring_position(&self) -> Option<f64> {
-        let on_ring = self.subset.is_some_and(|s| s.rules.algorithm == Algorithm::Ring);
-        let identity = self.identity.get()?.borrow().identity?;
-        on_ring.then(|| ring::position(identity.index) as f64 / 2f64.powi(64))
-    }
-
     fn snapshot(&self) -> MembershipSnapshot {
         let latest = self.latest.borrow();
         let state = lock(&self.state);
@@ -519,7 +507,8 @@ impl Followed {
             healthy: state.choice.healthy as u64,
             used: state.choice.origins.len() as u64,
             subset: self.subset.map(|subset| subset.size as u64),
-            ring_position: self.ring_position(),
+            ring_position: state.choice.arc.map(|[begin, _]| turns(begin)),
+            ring_end: state.choice.arc.map(|[_, end]| turns(end)),
             idle_max: (self.idle_max * state.choice.origins.len()) as u64,
             widened: state.choice.widened as u64,
             priority: state.choice.priority,
@@ -530,4 +519,9 @@ impl Followed {
             },
         }
     }
+}
+
+/// A place on the ring in 0..1.
+fn turns(place: u64) -> f64 {
+    place as f64 / 2f64.powi(64)
 }

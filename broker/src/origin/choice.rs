@@ -24,6 +24,7 @@ pub struct Ranking {
     /// The next ones are used until so many are healthy.
     healthy_min: usize,
     level: Level,
+    arc: Option<[u64; 2]>,
 }
 
 /// What was chosen, and out of what.
@@ -39,6 +40,8 @@ pub struct Choice {
     pub priority: u32,
     /// How many are chosen because others of the subset are not healthy.
     pub widened: usize,
+    /// From where to where on the ring the subset lies; see [`subset::Order::arc`].
+    pub arc: Option<[u64; 2]>,
     /// Members that are about to leave.
     pub draining: usize,
     /// Members of other priority levels.
@@ -56,6 +59,7 @@ impl Ranking {
     ) -> Self {
         let members = membership.members();
         let (level, positions) = level(members);
+        let mut arc = None;
         let (order, size, healthy_min) = match subset {
             None => (positions.clone(), positions.len(), 0),
             Some(subset) => {
@@ -63,11 +67,12 @@ impl Ranking {
                 let Identity { index, gateways } = identity.unwrap_or_else(Identity::stand_in);
                 let fleet = Fleet::uniform(gateways, subset.size);
                 let order = subset::order(subset.rules, &fleet, index, &named);
+                arc = order.arc();
                 let ranked = order.all().iter().map(|&at| positions[at]).collect();
                 (ranked, order.subset().len(), subset.min_healthy)
             }
         };
-        Self { membership, identity, order, size, healthy_min, level }
+        Self { membership, identity, order, size, healthy_min, level, arc }
     }
 
     /// Whether it was worked out from these.
@@ -114,6 +119,7 @@ impl Ranking {
             members: in_order.len(),
             healthy: in_order.iter().filter(|m| health(m) == Health::Healthy).count(),
             priority: self.level.priority,
+            arc: self.arc,
             draining: self.level.draining,
             in_reserve: self.level.in_reserve,
             widened: chosen.len() - before,

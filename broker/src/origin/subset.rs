@@ -178,6 +178,7 @@ impl FromStr for Band {
 pub struct Order {
     positions: Vec<usize>,
     subset: usize,
+    arc: Option<[u64; 2]>,
 }
 
 impl Order {
@@ -191,6 +192,13 @@ impl Order {
     #[must_use]
     pub fn subset(&self) -> &[usize] {
         &self.positions[..self.subset]
+    }
+
+    /// From where to where on the ring the subset lies, clockwise, as fractions of 2^64; `None` without a
+    /// ring.
+    #[must_use]
+    pub fn arc(&self) -> Option<[u64; 2]> {
+        self.arc
     }
 
     /// The others, in the order in which they should join when too few of the subset are healthy.
@@ -282,14 +290,18 @@ impl Roster {
     #[must_use]
     pub fn order(&self, rules: Rules, fleet: &Fleet, index: u32) -> Order {
         let size = fleet.size_of(index).min(self.len());
+        let mut arc = None;
         let (first, ranked): (Vec<u32>, Vec<u32>) = match rules.algorithm {
             Algorithm::Off => {
                 let all: Vec<u32> = (0..index_of(self.len())).collect();
                 (all.clone(), all)
             }
             Algorithm::Ring => {
-                let ranked: Vec<u32> = Ring::new(&self.origins).walk(index).collect();
-                (self.choose(ranked.iter().copied(), size, rules.zone_max), ranked)
+                let ring = Ring::new(&self.origins);
+                let ranked: Vec<u32> = ring.walk(index).collect();
+                let first = self.choose(ranked.iter().copied(), size, rules.zone_max);
+                arc = ring.end(index, &first).map(|end| [ring::position(index), end]);
+                (first, ranked)
             }
             Algorithm::Kronecker { band } => {
                 let kronecker = Kronecker::new(&self.origins);
@@ -311,7 +323,7 @@ impl Roster {
         }
         let rest = ranked.into_iter().filter(|&o| !chosen[o as usize]);
         let positions = first.iter().copied().chain(rest).map(|o| self.position(o)).collect();
-        Order { positions, subset: first.len() }
+        Order { positions, subset: first.len(), arc }
     }
 
     /// The subsets of all gateways, by index: positions in the list of members, best first.

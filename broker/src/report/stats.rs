@@ -195,8 +195,8 @@ fn membership(membership: &MembershipSnapshot) -> Option<String> {
     let mut text = format!("{used} of {members} members used, {healthy} healthy");
     if let Some(size) = membership.subset {
         append(&mut text, format_args!(", subset of {size}"));
-        if let Some(position) = membership.ring_position {
-            append(&mut text, format_args!(" at {position:.3} of the ring"));
+        if let (Some(begin), Some(end)) = (membership.ring_position, membership.ring_end) {
+            append(&mut text, format_args!(" from {begin:.3} to {end:.3} of the ring"));
         }
         append(&mut text, format_args!(", at most {} idle sockets", count(membership.idle_max)));
     }

@@ -162,6 +162,9 @@ pub struct MembershipSnapshot {
     /// Where on the ring this gateway's arc begins, in 0..1; `None` without a ring.
     #[serde(default)]
     pub ring_position: Option<f64>,
+    /// Where it ends: at the last origin of the subset.
+    #[serde(default)]
+    pub ring_end: Option<f64>,
     /// Most idle sockets that there can be: workers times origins used times `pool.max_idle`.
     #[serde(default)]
     pub idle_max: u64,
