@@ -340,6 +340,7 @@ pub struct Offsets {
     pub tcp_bytes_received: u32,
     pub skb_cb: u32,
     pub skb_cb_seq: u32,
+    pub tcp_snd_up: u32,
 }
 
 impl Offsets {
@@ -359,6 +360,7 @@ impl Offsets {
         tcp_bytes_received: UNKNOWN_OFFSET,
         skb_cb: UNKNOWN_OFFSET,
         skb_cb_seq: UNKNOWN_OFFSET,
+        tcp_snd_up: UNKNOWN_OFFSET,
     };
 }
 
@@ -434,8 +436,8 @@ pub struct Slot {
     pub ended: u8,
     /// 1 if `next_seq` is known.
     pub in_step: u8,
-    /// Padding, always 0.
-    pub zero: u8,
+    /// 1 if a client has sent urgent data here: the socket may serve no other.
+    pub urgent: u8,
     /// The sequence number of the next byte from the origin.
     pub next_seq: u32,
 }

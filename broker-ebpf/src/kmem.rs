@@ -79,6 +79,13 @@ pub fn write_seq(sk: *mut bpf_sock) -> Option<u32> {
     of_socket::<u32>(sk, OFFSETS.load().tcp_write_seq)
 }
 
+/// The sequence number after the last urgent byte that was sent; without one, that of the first byte
+/// that is not acknowledged.
+#[inline(always)]
+pub fn urgent_until(sk: *mut bpf_sock) -> Option<u32> {
+    of_socket::<u32>(sk, OFFSETS.load().tcp_snd_up)
+}
+
 /// The sequence number of a received segment's first byte, as TCP has noted it.
 #[inline(always)]
 pub fn segment_seq(skb: *mut __sk_buff) -> Option<u32> {

@@ -93,6 +93,8 @@ pub struct Steered {
     pub way: u8,
     /// 1 if a slot has served it.
     pub served: u8,
+    /// Requests since it was last seen to have read all that was redirected to it.
+    pub unseen: u8,
     pub scan: RequestScan,
 }
 

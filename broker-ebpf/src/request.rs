@@ -13,7 +13,7 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::macros::sk_msg;
 use aya_ebpf::programs::SkMsgContext;
-use broker_ebpf::abi::{BUSY, EventKind, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Route, Steer};
+use broker_ebpf::abi::{BUSY, Client, EventKind, GROUP_SLOTS_MAX, REQUEST_BYTES_MAX, Route, Steer};
 use broker_ebpf::flow;
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::{PlainRequest, RequestScan, WhyNot};
@@ -32,6 +32,10 @@ const SK_PASS: u32 = 1;
 /// Sockets that are tried before a request goes to the daemon.
 const CLAIMS: usize = 4;
 
+/// Requests of a client after which it is seen to that it has read what it got: so many responses
+/// may lie unread.
+const UNSEEN_MAX: u8 = 16;
+
 /// Origins that are looked at from each of the two random starts.
 const LOOKS: u32 = 32;
 
@@ -47,7 +51,7 @@ pub fn broker_request(ctx: SkMsgContext) -> u32 {
         return verdict;
     }
     let was_free = state.way == Way::Kernel as u8;
-    if !is_free(sk, state) {
+    if !is_free(sk, route, state) {
         if was_free {
             // Somebody wanted to hand an exchange over that ended just then: nobody has told.
             tell(route.worker, EventKind::Client, 0, state.cookie);
@@ -61,7 +65,7 @@ pub fn broker_request(ctx: SkMsgContext) -> u32 {
 /// the client has read all of that. Otherwise a response that the kernel sends could overtake one
 /// of the daemon's.
 #[inline(always)]
-fn is_free(sk: *mut bpf_sock, state: &mut Steered) -> bool {
+fn is_free(sk: *mut bpf_sock, route: &Route, state: &mut Steered) -> bool {
     let Some(client) = CLIENTS.get_ptr(state.cookie) else { return false };
     // SAFETY: a value of the map; aligned words are read whole, and the daemon replaces the whole
     // value.
@@ -69,9 +73,28 @@ fn is_free(sk: *mut bpf_sock, state: &mut Steered) -> bool {
     let free = sent_to != BUSY
         && (state.way == Way::Kernel as u8 && sent_to == 0 && received_from == 0
             || kmem::has_exchanged(sk, received_from as u32, state.first_seq, sent_to)
-                == Some(true));
+                == Some(true))
+        && reads_along(client, route, state);
     state.way = if free { Way::Kernel } else { Way::Relay } as u8;
     free
+}
+
+/// Whether the client reads what is redirected to it: that knows no back-pressure, and the kernel's
+/// memory is everybody's. Looked at now and then only, as nearly all do.
+#[inline(always)]
+fn reads_along(client: *const Client, route: &Route, state: &mut Steered) -> bool {
+    if state.unseen < UNSEEN_MAX {
+        state.unseen += 1;
+        return true;
+    }
+    // SAFETY: a value of the map; the word is written once, before it can be found.
+    let read = kmem::has_read_redirected(unsafe { (*client).sk }) == Some(true);
+    if read {
+        state.unseen = 0;
+    } else {
+        tally_why(route.service, WhyNot::Unread as u8);
+    }
+    read
 }
 
 /// The client sends while the response to its last request is not complete.

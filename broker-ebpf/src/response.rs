@@ -217,6 +217,7 @@ fn finish(place: Place, word: Word) -> bool {
         (*slot).idle_since_ns = bpf_ktime_get_ns();
         (&raw const (*slot).uses_left).read_volatile() > 0
             && (&raw const (*slot).ended).read_volatile() == 0
+            && (&raw const (*slot).urgent).read_volatile() == 0
     };
     let group = place.group();
     // SAFETY: a value of the map; aligned words are read whole.

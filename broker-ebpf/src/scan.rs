@@ -69,11 +69,13 @@ pub enum WhyNot {
     NoIdle = 15,
     /// Response: the origin says that it has failed. The daemon decides what follows from that.
     Failed = 16,
+    /// The client does not read what it gets.
+    Unread = 17,
 }
 
 impl WhyNot {
     /// All reasons, each at the index that is its number.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Odd,
         Self::TooLong,
         Self::Close,
@@ -91,6 +93,7 @@ impl WhyNot {
         Self::Blocking,
         Self::NoIdle,
         Self::Failed,
+        Self::Unread,
     ];
 
     /// A stable name, for metrics and reports.
@@ -114,6 +117,7 @@ impl WhyNot {
             Self::Blocking => "blocking",
             Self::NoIdle => "no_idle",
             Self::Failed => "failed",
+            Self::Unread => "unread",
         }
     }
 }

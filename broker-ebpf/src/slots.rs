@@ -113,6 +113,16 @@ pub fn client_left(slot: u32, client: u64) {
     }
 }
 
+/// Urgent data is about to be sent to an origin.
+#[inline(always)]
+pub fn urgent_data(slot: u32, cookie: u64) {
+    let Some(place) = Place::at(slot) else { return };
+    if place.cookie() == cookie {
+        // SAFETY: a value of the map; a byte is written whole.
+        unsafe { (&raw mut (*place.slot).urgent).write_volatile(1) };
+    }
+}
+
 /// An origin has ended its side (`gone`: the whole connection).
 #[inline(always)]
 pub fn origin_left(slot: u32, cookie: u64, gone: bool) {

@@ -6,10 +6,10 @@
 //! retransmissions are asked for on the broker's own sockets only.
 
 use aya_ebpf::bindings::{
-    BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RETRANS_CB,
-    BPF_SOCK_OPS_RETRANS_CB_FLAG, BPF_SOCK_OPS_RTT_CB, BPF_SOCK_OPS_RTT_CB_FLAG,
-    BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock,
-    bpf_sock_ops,
+    BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_HDR_OPT_LEN_CB,
+    BPF_SOCK_OPS_RETRANS_CB, BPF_SOCK_OPS_RETRANS_CB_FLAG, BPF_SOCK_OPS_RTT_CB,
+    BPF_SOCK_OPS_RTT_CB_FLAG, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+    BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, bpf_sock, bpf_sock_ops,
 };
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns};
 use aya_ebpf::macros::sock_ops;
@@ -27,8 +27,8 @@ use crate::connections;
 use crate::context::{load_pointer, load_u32};
 use crate::kmem::{self, sk_err};
 use crate::maps::{
-    CLIENT_SOCKETS, CLIENTS, ENDPOINTS, NO_PATH, ORIGIN_SLOTS, ORIGINAL_DESTINATIONS, PATHS,
-    ROUTES, SCRATCH, TOTALS, Way, socket_state, steered, steered_or_new, tally, tell,
+    CLIENT_SOCKETS, CLIENTS, ENDPOINTS, GROUP_SLOTS, NO_PATH, ORIGIN_SLOTS, ORIGINAL_DESTINATIONS,
+    PATHS, ROUTES, SCRATCH, TOTALS, Way, socket_state, steered, steered_or_new, tally, tell,
 };
 use crate::slots;
 
@@ -43,6 +43,7 @@ pub fn broker_sockops(ctx: SockOpsContext) -> u32 {
         BPF_SOCK_OPS_STATE_CB => state_changed(&ctx),
         BPF_SOCK_OPS_RTT_CB => timed(ctx.ops),
         BPF_SOCK_OPS_RETRANS_CB => sent_again(ctx.ops),
+        BPF_SOCK_OPS_HDR_OPT_LEN_CB => sends(ctx.ops),
         _ => {}
     }
     1
@@ -109,7 +110,11 @@ fn confirm(ctx: &SockOpsContext) {
             // A lost SYN shows in the handshake's time.
             state.segments = load_u32!(ops: bpf_sock_ops, data_segs_out);
             state.retransmitted = load_u32!(ops: bpf_sock_ops, total_retrans);
-            request_calls(ctx, BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG);
+            let mut calls = BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG;
+            if GROUP_SLOTS.load() != 0 {
+                calls |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+            }
+            request_calls(ctx, calls);
         }
     }
     if load_u32!(ops: bpf_sock_ops, bpf_sock_ops_cb_flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
@@ -149,6 +154,25 @@ fn sent_again(ops: *mut bpf_sock_ops) {
     let Some(state) = own_and_open(ops) else { return };
     let Some(path) = path(ops) else { return };
     note_segments(ops, state, path);
+}
+
+/// The kernel asks for options of a segment that it is about to send. There are none; but a message
+/// that a program redirects keeps the flags of the client's `send()`, and this is where `MSG_OOB`
+/// shows: the segment is not after the urgent byte. The origin cannot have answered yet.
+#[inline(always)]
+fn sends(ops: *mut bpf_sock_ops) {
+    // It asks for the room that they would take, too, without a segment.
+    if load_u32!(ops: bpf_sock_ops, skb_len) == 0 {
+        return;
+    }
+    if kmem::urgent_until(sk(ops)) == Some(load_u32!(ops: bpf_sock_ops, snd_una)) {
+        return;
+    }
+    let cookie = cookie(ops);
+    // SAFETY: a value of the map, copied at once.
+    if let Some(slot) = unsafe { ORIGIN_SLOTS.get(cookie) } {
+        slots::urgent_data(*slot, cookie);
+    }
 }
 
 /// What is kept with an established connection of the broker's own; another program may have asked

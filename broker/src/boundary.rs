@@ -40,6 +40,9 @@ pub enum CloseReason {
     ConnectionAuth,
     /// The service's protocol gives no boundary (opaque), or its conditions were not met.
     NoBoundary,
+    /// The client has sent urgent data: most origins never read it among the other bytes, and would
+    /// take the next client's first byte for what is missing.
+    UrgentData,
     /// Reading from or writing to the origin failed.
     OriginError,
     /// A time limit was reached.

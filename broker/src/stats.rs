@@ -87,7 +87,7 @@ pub enum EvictReason {
 
 impl EvictReason {
     /// Every reason, in the order of [`EvictReason::index`].
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::IdleClosed,
         Self::IdleBytes,
         Self::IdleTtl,
@@ -109,6 +109,7 @@ impl EvictReason {
         Self::Exchange(CloseReason::ClientGone),
         Self::Exchange(CloseReason::ConnectionAuth),
         Self::Exchange(CloseReason::NoBoundary),
+        Self::Exchange(CloseReason::UrgentData),
         Self::Exchange(CloseReason::OriginError),
         Self::Exchange(CloseReason::Timeout),
     ];
@@ -139,6 +140,7 @@ impl EvictReason {
                 CloseReason::ClientGone => "client_gone",
                 CloseReason::ConnectionAuth => "connection_auth",
                 CloseReason::NoBoundary => "no_boundary",
+                CloseReason::UrgentData => "urgent_data",
                 CloseReason::OriginError => "origin_error",
                 CloseReason::Timeout => "timeout",
             },

@@ -40,4 +40,4 @@ pub use etcd::Etcd;
 pub use lab::Lab;
 pub use netns::Netns;
 pub use process::{Launch, Process};
-pub use wait::eventually;
+pub use wait::{eventually, within};

@@ -170,7 +170,8 @@ fn a_cgroup_is_enough_to_be_of_high_priority() {
         let limit = |name| service(&daemon, name).limits["max_connections"];
         assert_eq!((limit("web").max, limit("web").used), (2, 2));
         assert!(limit("web.high").max == 4 && limit("web.high").used <= 4);
-        assert_eq!(service(&daemon, "web").clients, 8);
+        let web = service(&daemon, "web");
+        assert_eq!(web.clients, 8, "{way}: {web:?}\n{}", daemon.log());
         go.store(true, Release);
         let statuses = flood.iter_mut().map(|client| client.response().unwrap().status);
         assert_eq!(statuses.filter(|status| *status == 200).count(), 4);

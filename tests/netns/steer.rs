@@ -5,7 +5,8 @@ use std::time::Duration;
 use harness::load::{self, Mode, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::{Peer, Scripted};
-use harness::{Client, Daemon, Lab};
+use harness::{Client, Daemon, Lab, within};
+use socket2::SockRef;
 
 use crate::support::{SOON, addresses};
 
@@ -193,6 +194,85 @@ fn what_is_left_of_an_exchange_of_the_daemon_reaches_no_steered_client() {
     assert_eq!(origin.connection(0).received_text().matches("GET ").count(), 2);
     let service = daemon.service().unwrap();
     assert_eq!((service.retries, service.not_steered["odd"]), (1, 1));
+}
+
+/// Sends all of a message with its last byte as urgent data.
+fn send_urgent(client: &Client, message: &str) {
+    let socket = SockRef::from(client.stream());
+    assert_eq!(socket.send_out_of_band(message.as_bytes()).unwrap(), message.len());
+}
+
+#[test]
+fn what_an_origin_never_reads_of_a_request_is_not_taken_from_the_next() {
+    for (what, head) in [("plain", "Content-Length: 7"), ("chunked", "Transfer-Encoding: chunked")]
+    {
+        let lab = Lab::new(1).unwrap();
+        let chunked = what == "chunked";
+        // Answers as soon as it has the head, as many do.
+        let origin = Scripted::start(&lab.origins, lab.origin(0), move |peer: &mut Peer| {
+            while let Some(request) = peer.head()? {
+                let body = if chunked { "7\r\nanswer\n\r\n0\r\n\r\n" } else { "answer\n" };
+                peer.send(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}"))?;
+                if request.starts_with("POST") {
+                    peer.take(5)?;
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+        let daemon = daemon(&lab, "kernel");
+        for n in 0..10 {
+            let mut hostile = Client::connect(&lab.host, lab.origin(0)).unwrap();
+            send_urgent(
+                &hostile,
+                "POST /hostile HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nABCDE",
+            );
+            assert_eq!(hostile.response().unwrap().text(), "answer\n", "{what}");
+            let mut next = Client::connect(&lab.host, lab.origin(0)).unwrap();
+            assert_eq!(next.get(&format!("/next{n}")).unwrap().text(), "answer\n", "{what}");
+        }
+        assert_eq!(origin.received_count("\r\n\r\nABCDG"), 0, "{what}");
+        assert_eq!(origin.received_count("GET /next"), 10, "{what}");
+        let service = daemon.service().unwrap();
+        assert_eq!(service.origins[0].evicted.get("urgent_data"), Some(&10), "{what}");
+        // None of this was for want of trying.
+        let taken_over = service.not_steered.get("chunked").copied().unwrap_or(0);
+        assert!(service.steered >= 10 || taken_over >= 10, "{what}: {service:?}");
+    }
+}
+
+#[test]
+fn the_kernel_holds_little_for_a_client_that_does_not_read() {
+    const REQUESTS: usize = 60;
+    let lab = Lab::new(1).unwrap();
+    let body = numbered(40_000);
+    let sent = body.clone();
+    let origin = Scripted::start(&lab.origins, lab.origin(0), move |peer: &mut Peer| {
+        while peer.request()?.is_some() {
+            peer.respond(&sent)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    let daemon = daemon(&lab, "kernel");
+    let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    for n in 1..=REQUESTS {
+        client.send("GET /many HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        // As if it had read the response: the next request is not sent before it.
+        let answered = || daemon.service().unwrap().exchanges >= n as u64;
+        if !within(Duration::from_secs(1), answered) {
+            break;
+        }
+    }
+    let service = daemon.service().unwrap();
+    assert!(service.not_steered["unread"] >= 1, "{:?}", service.not_steered);
+    assert!(service.steered <= 20, "{} responses lie in the kernel", service.steered);
+    let asked = origin.received_count("GET /many");
+    assert!(asked < REQUESTS, "the origin has sent it all");
+    for _ in 0..asked {
+        assert_eq!(client.response().unwrap().text(), body);
+    }
+    assert_eq!(client.get("/after").unwrap().text(), body);
 }
 
 /// A body in which every place is different.

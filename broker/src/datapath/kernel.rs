@@ -413,7 +413,7 @@ fn steering(programs: &mut Ebpf, layout: &Layout, known: &Known) -> Result<Arc<S
     settled.map_err(|e| failed(name::SETTLED)(&e))?;
     if !known.is_enough_to_steer() {
         return Err(format!(
-            "{} does not tell where redirected bytes and sequence numbers are kept",
+            "{} does not tell where redirected bytes, sequence numbers and urgent data are kept",
             btf::VMLINUX
         ));
     }
@@ -475,12 +475,14 @@ impl Known {
                 tcp_bytes_received: offset("tcp_sock", "bytes_received"),
                 skb_cb: offset("sk_buff", "cb"),
                 skb_cb_seq: offset("tcp_skb_cb", "seq"),
+                tcp_snd_up: offset("tcp_sock", "snd_up"),
             },
         }
     }
 
     /// Whether it can be told what a client has not read yet, or else the daemon could overtake it;
-    /// and what an origin sends twice, or else a client would get it twice.
+    /// what an origin sends twice, or else a client would get it twice; and whether a client sends urgent
+    /// data, or else an origin would not get all that it must.
     fn is_enough_to_steer(&self) -> bool {
         let Offsets {
             sock_user_data,
@@ -490,11 +492,12 @@ impl Known {
             tcp_copied_seq,
             skb_cb,
             skb_cb_seq,
+            tcp_snd_up,
             ..
         } = self.offsets;
         let unread = [sock_user_data, psock_ingress_skb, psock_ingress_msg, skb_head_qlen];
         let twice = [tcp_copied_seq, skb_cb, skb_cb_seq];
-        !unread.iter().chain(&twice).any(|&offset| offset == UNKNOWN_OFFSET)
+        !unread.iter().chain(&twice).chain(&[tcp_snd_up]).any(|&offset| offset == UNKNOWN_OFFSET)
     }
 
     /// What goes without because something is not known.

@@ -79,6 +79,13 @@ pub(super) struct Attached {
     bit: u64,
 }
 
+impl Attached {
+    /// Whether a client has sent urgent data on the socket while the kernel had it.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.steering.is_urgent(self.slot)
+    }
+}
+
 impl Drop for Attached {
     fn drop(&mut self) {
         self.steering.free(self.slot, self.cookie);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::origin::Origin;
-use super::stock::{Attention, Published};
+use super::stock::{Attached, Attention, Published};
 use super::{Lease, Shared, Steered, Use};
 use crate::boundary::CloseReason;
 use crate::clock;
@@ -71,6 +71,8 @@ impl Shared {
         let now = clock::now();
         let admitted = if origin.is_leaving() {
             Err(EvictReason::OriginRemoved)
+        } else if connection.attached.as_ref().is_some_and(Attached::is_urgent) {
+            Err(EvictReason::Exchange(CloseReason::UrgentData))
         } else {
             origin.idle.borrow().admits(&connection.life, now)
         };

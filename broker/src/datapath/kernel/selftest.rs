@@ -24,7 +24,7 @@ use broker_ebpf::phase::{Phase, Word};
 use nix::errno::Errno;
 use nix::fcntl::{SpliceFFlags, splice};
 use nix::sys::epoll::EpollFlags;
-use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::socket::{MsgFlags, recv, send};
 
 use self::ground::{Ground, Parties, attach};
 use self::sockets::{
@@ -77,7 +77,7 @@ pub enum Outcome {
 type Try = fn(&Ground<'_>) -> anyhow::Result<Option<String>>;
 
 /// What is tried, in this order. Most other steps mean little if an earlier one fails.
-const STEPS: [(&str, &str, Try); 16] = [
+const STEPS: [(&str, &str, Try); 17] = [
     ("exchange", "requests reach an origin and responses their client, byte for byte", exchange),
     ("again", "bytes that an origin's TCP sends twice count once", again),
     ("wake_up", "poll, epoll and sleeping readers notice redirected bytes", wake_up),
@@ -85,6 +85,7 @@ const STEPS: [(&str, &str, Try); 16] = [
     ("end", "the end of a connection is read after the bytes before it", end),
     ("full_buffer", "a slow client loses nothing and gets nothing twice", full_buffer),
     ("silence", "bytes and ends on idle origin sockets are noticed", silence),
+    ("urgent", "sockets with urgent data serve no other client", urgent),
     ("order", "nothing is redirected past what the daemon has sent", order),
     ("unread", "the daemon sends nothing past what was redirected", unread),
     ("joined", "what the daemon sends lies behind what was redirected", joined),
@@ -300,6 +301,24 @@ fn silence(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     noticed(|mut server| server.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n"))
         .context("bytes on an idle socket")?;
     noticed(|server| server.shutdown(Shutdown::Write)).context("an end on an idle socket")?;
+    Ok(None)
+}
+
+/// An origin never sees urgent data among the other bytes: with the last byte of a request urgent, it
+/// would take the first of the next request for that.
+fn urgent(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
+    let parties = ground.parties()?;
+    parties.exchange(10)?;
+    let request = b"GET /urgent HTTP/1.1\r\nHost: broker\r\n\r\n";
+    let n = send(parties.client.as_raw_fd(), request, MsgFlags::MSG_OOB)
+        .context("the client's request")?;
+    ensure!(n == request.len(), "only {n} bytes were sent");
+    parties.is_steered(&request[..n - 1])?;
+    let response = response(10);
+    (&parties.server).write_all(&response)?;
+    parties.client_reads(&response)?;
+    parties.becomes(Word::new(Phase::Relay, 0))?;
+    ensure!(ground.steering.is_urgent(ground.slot), "urgent data is not noticed");
     Ok(None)
 }
 

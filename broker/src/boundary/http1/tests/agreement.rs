@@ -396,5 +396,5 @@ fn the_generated_messages_are_worth_it() {
     }
     let told: HashSet<_> = requests.into_iter().chain(responses).filter_map(Result::err).collect();
     // All but `TooLong`, and those that are no property of a message, or not of its framing.
-    assert_eq!(told.len(), WhyNot::ALL.len() - 5, "{told:?}");
+    assert_eq!(told.len(), WhyNot::ALL.len() - 6, "{told:?}");
 }
