@@ -123,8 +123,6 @@ pub async fn http1(
     let lingers = match after {
         After::Abort => false,
         After::Linger => true,
-        // Nobody is to send anything after that (RFC 9112 section 9.6), which saves a look.
-        After::Ended => !inbox.is_empty(),
         // Stopping: the client has its whole response and finds out at its next request, as with
         // any server that ends an idle connection.
         After::NextRequest | After::Close => !inbox.is_empty() || client.peek() == Queue::Bytes,

@@ -10,7 +10,7 @@ use self::attempt::{Attempt, Judge, RESPONSE_BEGINS, Request};
 use super::refusal::Failure;
 use super::steered::Steered;
 use super::{Context, NoLease, checkout};
-use crate::boundary::http1::{Exchange, Framing, Method, RequestHead, RequestReader, RequestStep};
+use crate::boundary::http1::{Exchange, Method, RequestHead, RequestReader, RequestStep};
 use crate::boundary::{CloseReason, Verdict};
 use crate::buffers::Inbox;
 use crate::config::Affinity;
@@ -30,8 +30,6 @@ pub(super) enum After {
     NextRequest,
     /// It ends, with nothing left unread.
     Close,
-    /// It ends, and so did the client: it has asked for that, and its request had no body.
-    Ended,
     /// It ends, but the client may still be sending.
     Linger,
     /// It ends with a RST, because what the client has is not a complete response.
@@ -131,11 +129,7 @@ impl Exchanging<'_> {
             match attempt {
                 Attempt::Complete { tail, uploaded } => {
                     let tail = &buffer[..tail];
-                    let bodiless = head.framing == Framing::None;
-                    return match self.complete(lease, kept, &exchange, uploaded, tail).await {
-                        After::Close if bodiless => After::Ended,
-                        after => after,
-                    };
+                    return self.complete(lease, kept, &exchange, uploaded, tail).await;
                 }
                 Attempt::Tunnel { tail } => {
                     let tail = &buffer[..tail];
