@@ -291,9 +291,12 @@ pub struct SocketState {
     pub segments: u32,
     /// Those of them that were sent again.
     pub retransmitted: u32,
+    /// The sequence number after all that TCP had been given when a segment was last sent; only of
+    /// the broker's own.
+    pub written: u32,
 }
 
-const _: () = assert!(size_of::<SocketState>() == 56);
+const _: () = assert!(size_of::<SocketState>() == 60);
 
 /// Whether a client may be steered.
 #[repr(u8)]
@@ -418,7 +421,8 @@ pub struct Slot {
     pub started_ns: u64,
     /// When the socket became idle.
     pub idle_since_ns: u64,
-    /// Bytes of the response still to come.
+    /// Until the response begins: bytes of the request that TCP has not got yet. Then those of the
+    /// response still to come.
     pub remaining: u32,
     /// Exchanges begun in the socket's life.
     pub exchanges: u32,
@@ -436,7 +440,8 @@ pub struct Slot {
     pub ended: u8,
     /// 1 if `next_seq` is known.
     pub in_step: u8,
-    /// 1 if a client has sent urgent data here: the socket may serve no other.
+    /// 1 if a client has sent urgent data here, or less than the origin waits for: the socket may serve
+    /// no other.
     pub urgent: u8,
     /// The sequence number of the next byte from the origin.
     pub next_seq: u32,

@@ -23,7 +23,7 @@ use crate::context::{load_u32, store_u32};
 use crate::kmem;
 use crate::maps::{
     CAN_SET_RETVAL, GATES, HEARTBEAT_AGE_MAX_NS, HEARTBEATS, LISTENERS, NETNS_COOKIE, ROUTES,
-    SERVICES, TARGETS, WORKERS, socket_state, socket_state_or_new, tally,
+    SERVICES, TARGETS, WORKERS, socket_state, socket_state_or_new, steered, tally,
 };
 
 const SOCK_STREAM: u32 = 1;
@@ -160,6 +160,7 @@ fn way_in(ctx: &SockAddrContext, slot: u32, service: &Service, dialled: &Address
     let cookie = unsafe { bpf_get_netns_cookie(addr.cast()) };
     let same_netns = cookie == NETNS_COOKIE.load();
     let steered = service.steer != Steer::Relay as u32
+        && steered(sk).is_none()
         && flow::is_steered(service.steer, kmem::file_flags(sk))
         && (service.steer == Steer::Kernel as u32 || pays(route));
     let set = if steered { &listeners.steered } else { &listeners.relayed };

@@ -8,7 +8,7 @@ use aya_ebpf::btf_maps::{
     Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage, SockHash,
     SockMap,
 };
-use aya_ebpf::helpers::generated::bpf_sk_storage_get;
+use aya_ebpf::helpers::generated::{bpf_map_delete_elem, bpf_sk_storage_get};
 use aya_ebpf::macros::btf_map;
 use broker_ebpf::abi::{
     Address, BUSY, CONNECTIONS_MAX, Client, ConnectionPlace, Dialled, ENDPOINTS_MAX, EVENTS_BYTES,
@@ -204,6 +204,14 @@ pub fn set_busy(client: u64) {
         // SAFETY: a value of the map; an aligned word is written whole.
         unsafe { (&raw mut (*client).relayed[0]).write_volatile(BUSY) };
     }
+}
+
+/// Takes a client's socket out of the programs' reach.
+#[inline(always)]
+pub fn leave_map(client: u64) {
+    let map = ptr::from_ref(&CLIENT_SOCKETS).cast_mut().cast();
+    // SAFETY: the map and a key of its type. The socket may have left before.
+    let _absent = unsafe { bpf_map_delete_elem(map, (&raw const client).cast()) };
 }
 
 /// Notes which slot serves a client.

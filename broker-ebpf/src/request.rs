@@ -238,7 +238,7 @@ fn write_request(ctx: &SkMsgContext, place: Place, plain: &PlainRequest) -> u32 
             atomic::add(&raw mut (*group).reused, 1);
         }
         (*slot).started_ns = bpf_ktime_get_ns();
-        (*slot).remaining = 0;
+        (*slot).remaining = size;
         (*slot).exchanges += 1;
         (*slot).uses_left = (*slot).uses_left.saturating_sub(1);
         (*slot).head_only = u8::from(plain.head_only);

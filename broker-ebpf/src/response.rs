@@ -126,6 +126,14 @@ fn to_daemon(place: Place, word: Word) -> Option<u32> {
 fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> {
     // SAFETY: a value of the map, which belongs to this program while a response comes.
     let head_only = unsafe { (&raw const (*place.slot).head_only).read_volatile() } != 0;
+    if remaining(place) > 0 {
+        // An answer to a part of a request. The rest must not meet another client's.
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*place.slot).urgent).write_volatile(1);
+            (&raw mut (*place.slot).remaining).write_volatile(0);
+        }
+    }
     let plain = match scan(ctx.skb.skb, place, len, head_only) {
         // Bytes after the end: the daemon knows how to give the client its own only.
         Ok(plain) if plain.total < len => Err(WhyNot::Surplus),
@@ -173,8 +181,7 @@ fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32>
 /// More of a plain response.
 #[inline(always)]
 fn next(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> {
-    // SAFETY: a value of the map, which belongs to this program while a response comes.
-    let remaining = unsafe { (&raw const (*place.slot).remaining).read_volatile() };
+    let remaining = remaining(place);
     if len == 0 {
         // Cut off.
         return place.give_up(word, word.with(Phase::Dirty)).then_some(SK_DROP);
@@ -253,6 +260,12 @@ fn redirect(ctx: &SkBuffContext, place: Place, client: u64) -> u32 {
         unsafe { atomic::add(&raw mut (*group).clients_gone, 1) };
     }
     SK_DROP
+}
+
+#[inline(always)]
+fn remaining(place: Place) -> u32 {
+    // SAFETY: a value of the map, which belongs to this program while a response comes.
+    unsafe { (&raw const (*place.slot).remaining).read_volatile() }
 }
 
 #[inline(always)]

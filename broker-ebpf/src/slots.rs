@@ -113,13 +113,23 @@ pub fn client_left(slot: u32, client: u64) {
     }
 }
 
-/// Urgent data is about to be sent to an origin.
+/// A segment is about to be sent to an origin, whose TCP has got so many bytes since the last one.
 #[inline(always)]
-pub fn urgent_data(slot: u32, cookie: u64) {
+pub fn sends(slot: u32, cookie: u64, more: u32, urgent: bool) {
     let Some(place) = Place::at(slot) else { return };
-    if place.cookie() == cookie {
-        // SAFETY: a value of the map; a byte is written whole.
-        unsafe { (&raw mut (*place.slot).urgent).write_volatile(1) };
+    if place.cookie() != cookie {
+        return;
+    }
+    // SAFETY: a value of the map, whose words are read and written whole. In this phase nobody else
+    // writes to the one: the response's program runs under the same socket's lock.
+    unsafe {
+        if urgent {
+            (&raw mut (*place.slot).urgent).write_volatile(1);
+        }
+        if place.word().phase() == Phase::Head {
+            let remaining = &raw mut (*place.slot).remaining;
+            remaining.write_volatile(remaining.read_volatile().saturating_sub(more));
+        }
     }
 }
 

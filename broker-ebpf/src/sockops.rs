@@ -28,7 +28,8 @@ use crate::context::{load_pointer, load_u32};
 use crate::kmem::{self, sk_err};
 use crate::maps::{
     CLIENT_SOCKETS, CLIENTS, ENDPOINTS, GROUP_SLOTS, NO_PATH, ORIGIN_SLOTS, ORIGINAL_DESTINATIONS,
-    PATHS, ROUTES, SCRATCH, TOTALS, Way, socket_state, steered, steered_or_new, tally, tell,
+    PATHS, ROUTES, SCRATCH, TOTALS, Way, leave_map, socket_state, steered, steered_or_new, tally,
+    tell,
 };
 use crate::slots;
 
@@ -59,6 +60,7 @@ fn attempted(ctx: &SockOpsContext) {
         request_calls(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
     }
     let Some(state) = own else { return };
+    forget_steered(ctx.ops);
     if state.interception != Interception::None as u8 {
         let now = flow::interception_at_connect(state.interception, &state.listener, &remote);
         state.interception = now as u8;
@@ -69,6 +71,16 @@ fn attempted(ctx: &SockOpsContext) {
                 warn!(ctx, "an original destination is lost: the map is full");
             }
         }
+    }
+}
+
+/// A socket that was disconnected (`AF_UNSPEC`, connect(2)) and connects anew is still in the map, with
+/// all that was redirected to it and not read: that belongs to the connection before. Its cookie is the
+/// same, so the connect hook lets no such socket be steered again.
+#[inline(always)]
+fn forget_steered(ops: *mut bpf_sock_ops) {
+    if steered(sk(ops)).is_some() {
+        leave_map(cookie(ops));
     }
 }
 
@@ -110,6 +122,7 @@ fn confirm(ctx: &SockOpsContext) {
             // A lost SYN shows in the handshake's time.
             state.segments = load_u32!(ops: bpf_sock_ops, data_segs_out);
             state.retransmitted = load_u32!(ops: bpf_sock_ops, total_retrans);
+            state.written = kmem::write_seq(sk(ops)).unwrap_or(0);
             let mut calls = BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG;
             if GROUP_SLOTS.load() != 0 {
                 calls |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
@@ -156,22 +169,26 @@ fn sent_again(ops: *mut bpf_sock_ops) {
     note_segments(ops, state, path);
 }
 
-/// The kernel asks for options of a segment that it is about to send. There are none; but a message
-/// that a program redirects keeps the flags of the client's `send()`, and this is where `MSG_OOB`
-/// shows: the segment is not after the urgent byte. The origin cannot have answered yet.
+/// The kernel asks for options of a segment that it is about to send. There are none; but this is where
+/// it shows what has become of a message that was redirected, before the origin can have answered.
+/// TCP may not have taken it, or not all of it, and it keeps the flags of the client's `send()`: with
+/// `MSG_OOB`, the segment is not after the urgent byte.
 #[inline(always)]
 fn sends(ops: *mut bpf_sock_ops) {
     // It asks for the room that they would take, too, without a segment.
     if load_u32!(ops: bpf_sock_ops, skb_len) == 0 {
         return;
     }
-    if kmem::urgent_until(sk(ops)) == Some(load_u32!(ops: bpf_sock_ops, snd_una)) {
-        return;
-    }
+    let Some(state) = own_and_open(ops) else { return };
+    let Some(written) = kmem::write_seq(sk(ops)) else { return };
+    let Some(urgent_until) = kmem::urgent_until(sk(ops)) else { return };
+    let urgent = urgent_until != load_u32!(ops: bpf_sock_ops, snd_una);
+    let more = written.wrapping_sub(state.written);
+    state.written = written;
     let cookie = cookie(ops);
     // SAFETY: a value of the map, copied at once.
     if let Some(slot) = unsafe { ORIGIN_SLOTS.get(cookie) } {
-        slots::urgent_data(*slot, cookie);
+        slots::sends(*slot, cookie, more, urgent);
     }
 }
 

@@ -208,6 +208,13 @@ impl Client {
         self.stream.shutdown(Shutdown::Write)
     }
 
+    /// Disconnects the socket (`AF_UNSPEC`, connect(2)) and connects it anew.
+    pub fn reconnect(&mut self, netns: &Netns, address: SocketAddr) -> io::Result<()> {
+        crate::sys::reset(&self.stream)?;
+        self.buffer.clear();
+        netns.run(|| SockRef::from(&self.stream).connect(&address.into()))
+    }
+
     /// Resets the connection.
     pub fn reset(self) -> io::Result<()> {
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))

@@ -61,7 +61,7 @@ fn everything_works_here_and_nothing_is_left() {
     for step in ["fionread", "wait_all", "splice"] {
         assert!(matches!(steps[step].as_str(), "ok" | "remark"), "{step}: {}", finished.stdout);
     }
-    assert_eq!(steps.len(), 17);
+    assert_eq!(steps.len(), 18);
     let programs = outcomes(&told, "programs");
     assert_eq!(programs.len(), 10, "{programs:?}");
 
@@ -101,6 +101,6 @@ fn a_network_without_loopback_ends_steering_only() {
     assert_eq!(finished.status.code(), Some(1), "{}", finished.stdout);
     let steps = outcomes(&told, "steering");
     assert_eq!(steps["exchange"], "failed");
-    assert_eq!(steps.values().filter(|outcome| *outcome == "not_tried").count(), 16);
+    assert_eq!(steps.values().filter(|outcome| *outcome == "not_tried").count(), 17);
     assert!(outcomes(&told, "programs").values().all(|outcome| outcome == "ok"));
 }

@@ -1,11 +1,12 @@
 //! What the kernel carries by itself, and what it must leave to the daemon.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use harness::load::{self, Mode, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::{Peer, Scripted};
-use harness::{Client, Daemon, Lab, within};
+use harness::{Client, Daemon, Lab, eventually, within};
 use socket2::SockRef;
 
 use crate::support::{SOON, addresses};
@@ -238,6 +239,59 @@ fn what_an_origin_never_reads_of_a_request_is_not_taken_from_the_next() {
         // None of this was for want of trying.
         let taken_over = service.not_steered.get("chunked").copied().unwrap_or(0);
         assert!(service.steered >= 10 || taken_over >= 10, "{what}: {service:?}");
+    }
+}
+
+#[test]
+fn a_socket_that_connects_anew_gets_nothing_of_the_connection_before() {
+    let lab = Lab::new(2).unwrap();
+    let origin = |index| {
+        let answer = move |peer: &mut Peer| {
+            while let Some(request) = peer.request()? {
+                let body = format!("{index}{}", request.target());
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                let (now, later) = body.split_at(3);
+                peer.send(head + now)?;
+                if request.target() == "/late" {
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                peer.send(later)?;
+            }
+            Ok(())
+        };
+        Scripted::start(&lab.origins, lab.origin(index), answer).unwrap()
+    };
+    let _origins = [origin(0), origin(1)];
+    let elsewhere = SocketAddr::new(lab.origin_ip(1), 81);
+    let _elsewhere = Scripted::http(&lab.origins, elsewhere).unwrap();
+    let config = format!(
+        "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\nsteer = \"kernel\"\n\
+         intercept = [\"origins\"]\norigins = [\"{}\"]\n[service.pool]\nprewarm = 4\n\
+         [[service]]\nname = \"other\"\nprotocol = \"http1\"\nsteer = \"kernel\"\n\
+         intercept = [\"origins\"]\norigins = [\"{}\"]\n[service.pool]\nprewarm = 4\n",
+        lab.origin(0),
+        lab.origin(1)
+    );
+    let daemon = Daemon::start(&lab, &config).unwrap();
+    for target in ["/whole", "/late"] {
+        for (second, expected) in
+            [(lab.origin(0), "0/second"), (lab.origin(1), "1/second"), (elsewhere, " /second")]
+        {
+            let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
+            let before = daemon.service().unwrap().steered;
+            client.send(format!("GET {target} HTTP/1.1\r\nHost: test\r\n\r\n")).unwrap();
+            // All of the response, or its first part, lies unread in the kernel.
+            let came = || target == "/late" || daemon.service().unwrap().steered > before;
+            eventually(SOON, "it was steered", came);
+            client.stream().peek(&mut [0]).unwrap();
+            client.reconnect(&lab.host, second).unwrap();
+            let response = client.get("/second").unwrap();
+            assert!(response.text().ends_with(expected), "{target}, {second}: {response:?}");
+            assert!(
+                client.is_silent_for(Duration::from_millis(500)).unwrap(),
+                "{target}, {second}"
+            );
+        }
     }
 }
 

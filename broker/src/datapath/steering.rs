@@ -59,6 +59,8 @@ pub struct Noted {
     pub origin_idle: Option<Duration>,
     /// Whether the origin has ended its side.
     pub ended: bool,
+    /// While no response has begun: bytes of the request that the origin's socket has not got.
+    pub unsent: u32,
 }
 
 /// What the kernel carried so far.
@@ -376,6 +378,7 @@ impl Steering {
             exchanges: slot.exchanges.load(Relaxed).into(),
             origin_idle: (idle > 0).then(|| Duration::from_secs(idle.into())),
             ended: slot.ended.load(Relaxed) != 0,
+            unsent: slot.remaining.load(Acquire),
         })
     }
 

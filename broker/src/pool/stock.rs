@@ -28,6 +28,10 @@ const DEMAND: Duration = Duration::from_secs(10);
 /// what to do when the origin stalls.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
 
+/// The kernel passes a request on right after it has claimed a socket for it. A request that has
+/// not gone out by then has failed.
+const UNSENT_MAX: Duration = Duration::from_millis(50);
+
 /// What a pool needs to leave sockets to the kernel.
 #[derive(Clone)]
 pub struct Steer {
@@ -306,9 +310,18 @@ impl Stock {
         };
         let noted = steering.noted(slot);
         let ended = noted.is_some_and(|noted| noted.ended);
+        // No response has begun, then: the program that sees one clears that.
+        let unsent = noted.filter(|noted| noted.unsent > 0);
+        let unsent = unsent.filter(|_| word.phase() == Phase::Relay && word.owner() != 0);
+        if unsent.is_some_and(|n| steering::now().saturating_sub(n.started) < UNSENT_MAX) {
+            // It may be on its way; the next sweep looks again.
+            return Attention::None;
+        }
         let Some(mut connection) = self.remove(slot) else { return Attention::None };
         match (word.phase(), word.owner()) {
             (Phase::Relay, 0) => Attention::Back(connection),
+            // Its client was told that it could not be sent, or not all of it.
+            (Phase::Relay, client) if unsent.is_some() => Attention::Broken(connection, client),
             (Phase::Relay, client) => {
                 // The client is marked as the daemon's, so nothing hangs on the owner any more.
                 let _ours = steering.swap(slot, word, Word::new(Phase::Relay, 0));

@@ -10,7 +10,7 @@ mod ground;
 mod sockets;
 
 use std::cell::Cell;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::mpsc;
@@ -25,6 +25,7 @@ use nix::errno::Errno;
 use nix::fcntl::{SpliceFFlags, splice};
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, recv, send};
+use socket2::SockRef;
 
 use self::ground::{Ground, Parties, attach};
 use self::sockets::{
@@ -77,7 +78,7 @@ pub enum Outcome {
 type Try = fn(&Ground<'_>) -> anyhow::Result<Option<String>>;
 
 /// What is tried, in this order. Most other steps mean little if an earlier one fails.
-const STEPS: [(&str, &str, Try); 17] = [
+const STEPS: [(&str, &str, Try); 18] = [
     ("exchange", "requests reach an origin and responses their client, byte for byte", exchange),
     ("again", "bytes that an origin's TCP sends twice count once", again),
     ("wake_up", "poll, epoll and sleeping readers notice redirected bytes", wake_up),
@@ -86,6 +87,7 @@ const STEPS: [(&str, &str, Try); 17] = [
     ("full_buffer", "a slow client loses nothing and gets nothing twice", full_buffer),
     ("silence", "bytes and ends on idle origin sockets are noticed", silence),
     ("urgent", "sockets with urgent data serve no other client", urgent),
+    ("refused", "a request that TCP does not take is noticed", refused),
     ("order", "nothing is redirected past what the daemon has sent", order),
     ("unread", "the daemon sends nothing past what was redirected", unread),
     ("joined", "what the daemon sends lies behind what was redirected", joined),
@@ -319,6 +321,33 @@ fn urgent(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     parties.client_reads(&response)?;
     parties.becomes(Word::new(Phase::Relay, 0))?;
     ensure!(ground.steering.is_urgent(ground.slot), "urgent data is not noticed");
+    Ok(None)
+}
+
+/// The program has judged the request by then, and only the client is told.
+fn refused(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
+    let parties = ground.parties()?;
+    parties.exchange(10)?;
+    let unsent = || ground.steering.noted(ground.slot).map_or(0, |noted| noted.unsent as usize);
+    ensure!(unsent() == 0, "a request that was sent counts as unsent");
+    let mut origin = &parties.origin;
+    origin.set_nonblocking(true)?;
+    SockRef::from(origin).set_send_buffer_size(1)?;
+    let full = loop {
+        if let Err(error) = origin.write(&[0; 4096]) {
+            break error;
+        }
+    };
+    ensure!(full.kind() == ErrorKind::WouldBlock, "filling a socket: {full}");
+    parties.client.set_nonblocking(true)?;
+    let request = b"GET /refused HTTP/1.1\r\nHost: broker\r\n\r\n";
+    match (&parties.client).write(request) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+        sent => bail!("a full socket takes a request: {sent:?}"),
+    }
+    let word = parties.word();
+    ensure!(word == Word::new(Phase::Head, parties.cookie), "the socket is {:?}", word.phase());
+    ensure!(unsent() == request.len(), "{} bytes are unsent, not {}", unsent(), request.len());
     Ok(None)
 }
 
