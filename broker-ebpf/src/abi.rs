@@ -440,9 +440,9 @@ pub struct Slot {
     pub ended: u8,
     /// 1 if `next_seq` is known.
     pub in_step: u8,
-    /// 1 if a client has sent urgent data here, or less than the origin waits for: the socket may serve
-    /// no other.
-    pub urgent: u8,
+    /// 1 if the origin may wait for more of a request, which the next one must not meet: its client has
+    /// sent urgent data, or TCP has not taken all of it.
+    pub spent: u8,
     /// The sequence number of the next byte from the origin.
     pub next_seq: u32,
 }

@@ -130,7 +130,7 @@ fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32>
         // An answer to a part of a request. The rest must not meet another client's.
         // SAFETY: as above.
         unsafe {
-            (&raw mut (*place.slot).urgent).write_volatile(1);
+            (&raw mut (*place.slot).spent).write_volatile(1);
             (&raw mut (*place.slot).remaining).write_volatile(0);
         }
     }
@@ -224,7 +224,7 @@ fn finish(place: Place, word: Word) -> bool {
         (*slot).idle_since_ns = bpf_ktime_get_ns();
         (&raw const (*slot).uses_left).read_volatile() > 0
             && (&raw const (*slot).ended).read_volatile() == 0
-            && (&raw const (*slot).urgent).read_volatile() == 0
+            && (&raw const (*slot).spent).read_volatile() == 0
     };
     let group = place.group();
     // SAFETY: a value of the map; aligned words are read whole.

@@ -124,7 +124,7 @@ pub fn sends(slot: u32, cookie: u64, more: u32, urgent: bool) {
     // writes to the one: the response's program runs under the same socket's lock.
     unsafe {
         if urgent {
-            (&raw mut (*place.slot).urgent).write_volatile(1);
+            (&raw mut (*place.slot).spent).write_volatile(1);
         }
         if place.word().phase() == Phase::Head {
             let remaining = &raw mut (*place.slot).remaining;

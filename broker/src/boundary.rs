@@ -40,9 +40,10 @@ pub enum CloseReason {
     ConnectionAuth,
     /// The service's protocol gives no boundary (opaque), or its conditions were not met.
     NoBoundary,
-    /// The client has sent urgent data: most origins never read it among the other bytes, and would
-    /// take the next client's first byte for what is missing.
-    UrgentData,
+    /// The origin may wait for more of the request, and would take the next client's for it: the client
+    /// has sent urgent data, which most origins never read among the other bytes, or TCP has not taken
+    /// all.
+    IncompleteRequest,
     /// Reading from or writing to the origin failed.
     OriginError,
     /// A time limit was reached.

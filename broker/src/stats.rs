@@ -109,7 +109,7 @@ impl EvictReason {
         Self::Exchange(CloseReason::ClientGone),
         Self::Exchange(CloseReason::ConnectionAuth),
         Self::Exchange(CloseReason::NoBoundary),
-        Self::Exchange(CloseReason::UrgentData),
+        Self::Exchange(CloseReason::IncompleteRequest),
         Self::Exchange(CloseReason::OriginError),
         Self::Exchange(CloseReason::Timeout),
     ];
@@ -140,7 +140,7 @@ impl EvictReason {
                 CloseReason::ClientGone => "client_gone",
                 CloseReason::ConnectionAuth => "connection_auth",
                 CloseReason::NoBoundary => "no_boundary",
-                CloseReason::UrgentData => "urgent_data",
+                CloseReason::IncompleteRequest => "incomplete_request",
                 CloseReason::OriginError => "origin_error",
                 CloseReason::Timeout => "timeout",
             },

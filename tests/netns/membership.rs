@@ -209,7 +209,8 @@ fn a_list_that_cannot_be_used_changes_nothing() {
     fs::write(&fleet.file, "[\"10.0.0.1\"]").unwrap();
     eventually(SOON, "the list is refused", || {
         let membership = fleet.daemon.service().unwrap().membership.unwrap();
-        membership.refused == 1 && membership.error.is_some_and(|e| e.contains("ADDRESS:PORT"))
+        // It may have been read half written, too.
+        membership.refused >= 1 && membership.error.is_some_and(|e| e.contains("ADDRESS:PORT"))
     });
     assert_eq!(get(&fleet).status, 200);
     // An empty one is more likely a mistake than the truth.

@@ -235,7 +235,7 @@ fn what_an_origin_never_reads_of_a_request_is_not_taken_from_the_next() {
         assert_eq!(origin.received_count("\r\n\r\nABCDG"), 0, "{what}");
         assert_eq!(origin.received_count("GET /next"), 10, "{what}");
         let service = daemon.service().unwrap();
-        assert_eq!(service.origins[0].evicted.get("urgent_data"), Some(&10), "{what}");
+        assert_eq!(service.origins[0].evicted.get("incomplete_request"), Some(&10), "{what}");
         // None of this was for want of trying.
         let taken_over = service.not_steered.get("chunked").copied().unwrap_or(0);
         assert!(service.steered >= 10 || taken_over >= 10, "{what}: {service:?}");

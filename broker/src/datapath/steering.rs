@@ -195,7 +195,7 @@ impl Steering {
         place.worker.store(index(worker), Relaxed);
         place.ended.store(0, Relaxed);
         place.in_step.store(0, Relaxed);
-        place.urgent.store(0, Relaxed);
+        place.spent.store(0, Relaxed);
         place.word.store(Word::new(Phase::Relay, 0).0, Release);
         let mut maps = lock(&self.maps);
         maps.origin_slots.insert(cookie, index(slot), 0).map_err(map_error)?;
@@ -214,10 +214,10 @@ impl Steering {
         }
     }
 
-    /// Whether a client has sent urgent data on a socket.
+    /// Whether a socket may serve no other request: its origin may wait for more of the last one.
     #[must_use]
-    pub fn is_urgent(&self, slot: usize) -> bool {
-        self.slots.get(slot).is_some_and(|place| place.urgent.load(Acquire) != 0)
+    pub fn is_spent(&self, slot: usize) -> bool {
+        self.slots.get(slot).is_some_and(|place| place.spent.load(Acquire) != 0)
     }
 
     /// Takes an open socket that is the daemon's out of the programs' reach.

@@ -84,9 +84,9 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Whether a client has sent urgent data on the socket while the kernel had it.
-    pub(super) fn is_urgent(&self) -> bool {
-        self.steering.is_urgent(self.slot)
+    /// Whether the origin may wait for more of a request that the kernel sent.
+    pub(super) fn is_spent(&self) -> bool {
+        self.steering.is_spent(self.slot)
     }
 }
 

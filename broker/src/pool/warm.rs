@@ -71,8 +71,8 @@ impl Shared {
         let now = clock::now();
         let admitted = if origin.is_leaving() {
             Err(EvictReason::OriginRemoved)
-        } else if connection.attached.as_ref().is_some_and(Attached::is_urgent) {
-            Err(EvictReason::Exchange(CloseReason::UrgentData))
+        } else if connection.attached.as_ref().is_some_and(Attached::is_spent) {
+            Err(EvictReason::Exchange(CloseReason::IncompleteRequest))
         } else {
             origin.idle.borrow().admits(&connection.life, now)
         };

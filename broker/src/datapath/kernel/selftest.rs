@@ -320,7 +320,7 @@ fn urgent(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     (&parties.server).write_all(&response)?;
     parties.client_reads(&response)?;
     parties.becomes(Word::new(Phase::Relay, 0))?;
-    ensure!(ground.steering.is_urgent(ground.slot), "urgent data is not noticed");
+    ensure!(ground.steering.is_spent(ground.slot), "urgent data is not noticed");
     Ok(None)
 }
 
