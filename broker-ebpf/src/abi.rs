@@ -343,6 +343,7 @@ pub struct Offsets {
     pub tcp_bytes_received: u32,
     pub skb_cb: u32,
     pub skb_cb_seq: u32,
+    pub skb_cb_flags: u32,
     pub tcp_snd_up: u32,
 }
 
@@ -363,6 +364,7 @@ impl Offsets {
         tcp_bytes_received: UNKNOWN_OFFSET,
         skb_cb: UNKNOWN_OFFSET,
         skb_cb_seq: UNKNOWN_OFFSET,
+        skb_cb_flags: UNKNOWN_OFFSET,
         tcp_snd_up: UNKNOWN_OFFSET,
     };
 }

@@ -96,6 +96,18 @@ pub fn segment_seq(skb: *mut __sk_buff) -> Option<u32> {
     member(address(skb)?, offsets.skb_cb + offsets.skb_cb_seq)
 }
 
+/// Whether a received segment has urgent data.
+#[inline(always)]
+pub fn is_urgent(skb: *mut __sk_buff) -> bool {
+    const URG: u8 = 0x20;
+    let offsets = OFFSETS.load();
+    if offsets.skb_cb == UNKNOWN_OFFSET || offsets.skb_cb_flags == UNKNOWN_OFFSET {
+        return true;
+    }
+    let flags = address(skb).and_then(|skb| member(skb, offsets.skb_cb + offsets.skb_cb_flags));
+    flags.is_none_or(|flags: u8| flags & URG != 0)
+}
+
 /// The sequence number of the first byte that was received for nobody yet.
 #[inline(always)]
 pub fn copied_seq(sk: *mut bpf_sock) -> Option<u32> {

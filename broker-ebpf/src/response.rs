@@ -22,6 +22,7 @@ use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::{PlainResponse, ResponseScan, WhyNot};
 
 use crate::atomic;
+use crate::kmem;
 use crate::maps::{CLIENT_SOCKETS, HEADS, Head, ORIGIN_SLOTS, tally, tally_why};
 use crate::segment;
 use crate::slots::{Place, TRIES};
@@ -38,6 +39,8 @@ pub fn broker_response(ctx: SkBuffContext) -> u32 {
     let Some(slot) = (unsafe { ORIGIN_SLOTS.get(cookie) }) else { return SK_PASS };
     let Some(place) = Place::at(*slot) else { return SK_PASS };
     let Some(len) = new_bytes(skb, place) else { return out_of_step(place) };
+    // Not one of the response's bytes, but redirected it would be.
+    let urgent = kmem::is_urgent(skb);
     for _ in 0..TRIES {
         let word = place.word();
         let verdict = match word.phase() {
@@ -45,8 +48,9 @@ pub fn broker_response(ctx: SkBuffContext) -> u32 {
             Phase::Dirty => Some(SK_DROP),
             _ if word == Word::SPOILED => Some(SK_DROP),
             Phase::Offered | Phase::Idle | Phase::Claimed => unsolicited(place, word, len),
-            Phase::Head if len == 0 => to_daemon(place, word),
+            Phase::Head if len == 0 || urgent => to_daemon(place, word),
             Phase::Head => first(&ctx, place, word, len),
+            Phase::Body if urgent => cut_off(place, word),
             Phase::Body => next(&ctx, place, word, len),
         };
         if let Some(verdict) = verdict {
@@ -178,13 +182,18 @@ fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32>
     Some(redirect(ctx, place, word.owner()))
 }
 
+/// The rest of a response will not come.
+#[inline(always)]
+fn cut_off(place: Place, word: Word) -> Option<u32> {
+    place.give_up(word, word.with(Phase::Dirty)).then_some(SK_DROP)
+}
+
 /// More of a plain response.
 #[inline(always)]
 fn next(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> {
     let remaining = remaining(place);
     if len == 0 {
-        // Cut off.
-        return place.give_up(word, word.with(Phase::Dirty)).then_some(SK_DROP);
+        return cut_off(place, word);
     }
     if len > remaining {
         // The client gets what is its own, and nobody the rest.

@@ -33,6 +33,8 @@ pub struct Stream {
     registration: OnceCell<AsyncFd<RawFd>>,
     socket: TcpStream,
     abort: Cell<bool>,
+    /// Whether the kernel resets the connection when the socket is closed, whoever closes it.
+    resets: Cell<bool>,
     /// Bytes in each direction so far.
     sent: Cell<u64>,
     received: Cell<u64>,
@@ -46,6 +48,7 @@ impl Stream {
             registration: OnceCell::new(),
             socket,
             abort: Cell::new(false),
+            resets: Cell::new(false),
             sent: Cell::new(0),
             received: Cell::new(0),
         }
@@ -266,6 +269,16 @@ impl Stream {
         self.abort.get()
     }
 
+    /// Has the kernel reset the connection if this process is killed: for streams that end where their
+    /// connection ends, which must not look complete then. Dropping the stream in order ends it in order
+    /// all the same.
+    pub fn reset_if_killed(&self) {
+        if !self.resets.get() {
+            let set = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
+            self.resets.set(set.is_ok());
+        }
+    }
+
     /// Acknowledges at once what arrives from now on.
     ///
     /// A long-lived connection has left quick-ack mode: the last, partial segment of a response
@@ -289,8 +302,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.abort.get() {
-            SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).ok();
+        if self.abort.get() != self.resets.get() {
+            let linger = self.abort.get().then_some(Duration::ZERO);
+            SockRef::from(&self.socket).set_linger(linger).ok();
         }
     }
 }

@@ -76,6 +76,8 @@ impl Tunnel<'_> {
     /// Moves bytes both ways, `first` of the client's before all others, until both sides have
     /// ended their stream. One side's end is passed on at once (half-close).
     pub async fn run(&self, first: &[u8]) -> TunnelEnd {
+        self.client.reset_if_killed();
+        self.origin.reset_if_killed();
         let shared = Shared {
             last_byte: Cell::new(clock::now()),
             client_ended: Cell::new(false),

@@ -153,6 +153,41 @@ fn a_response_cut_short_reaches_the_client_as_cut_short() {
 }
 
 #[test]
+fn what_is_cut_short_because_the_daemon_is_killed_does_not_look_complete() {
+    let get = "GET /part HTTP/1.1\r\nHost: test\r\n";
+    for (protocol, request, answer) in [
+        ("http1", format!("{get}\r\n"), "HTTP/1.1 200 OK\r\n\r\npart"),
+        ("http1", format!("{get}\r\n"), "HTTP/1.0 200 OK\r\n\r\npart"),
+        (
+            "http1",
+            format!("{get}Connection: upgrade\r\nUpgrade: test\r\n\r\n"),
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: test\r\n\r\npart",
+        ),
+        ("http1", format!("{get} folded\r\n\r\n"), "HTTP/1.1 200 OK\r\n\r\npart"),
+        ("opaque", "part of a request".to_owned(), "part"),
+    ] {
+        let keys = format!("protocol = {protocol:?}\n");
+        let (told, ends) = std::sync::mpsc::channel();
+        let mut setup = Service { keys: &keys, ..Service::default() }.start(move |peer| {
+            if peer.read_some()?.is_some() {
+                peer.send(answer)?;
+                told.send(peer.wait_closed().is_err()).ok();
+            }
+            Ok(())
+        });
+        let mut client = setup.client();
+        client.send(&request).unwrap();
+        client.take_until(b"part").unwrap();
+        setup.daemon.process().kill().unwrap();
+        let end = client.to_end().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert!(end.is_err(), "{request:?}, {answer:?}: {end:?}");
+        // Where the request's end shows, too, the origin may see any end.
+        let reset = ends.recv_timeout(SOON).unwrap();
+        assert!(reset || protocol == "http1", "a request that may be cut looks complete");
+    }
+}
+
+#[test]
 fn a_full_queue_refuses_and_says_so() {
     let setup = Service {
         pool: "prewarm = 0\nqueue_timeout = \"300ms\"",

@@ -243,6 +243,29 @@ fn what_an_origin_never_reads_of_a_request_is_not_taken_from_the_next() {
 }
 
 #[test]
+fn urgent_data_of_an_origin_is_no_part_of_a_response() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
+        if peer.request()?.is_some() {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nbody")?;
+            let socket = peer.stream()?;
+            std::thread::sleep(Duration::from_millis(50));
+            SockRef::from(&socket).send_out_of_band(b"!")?;
+            std::thread::sleep(Duration::from_millis(50));
+            peer.send("more")?;
+            peer.wait_closed()?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    let daemon = daemon(&lab, "kernel");
+    let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    client.get("/").expect_err("a response that cannot be told from urgent data");
+    let origin = &daemon.service().unwrap().origins[0];
+    assert_eq!(origin.evicted.get("truncated"), Some(&1), "{:?}", origin.evicted);
+}
+
+#[test]
 fn a_socket_that_connects_anew_gets_nothing_of_the_connection_before() {
     let lab = Lab::new(2).unwrap();
     let origin = |index| {

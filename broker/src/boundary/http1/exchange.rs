@@ -223,6 +223,12 @@ impl Exchange {
         self.answer.as_ref().map(|answer| answer.status)
     }
 
+    /// Whether the response ends where its connection ends.
+    #[must_use]
+    pub fn ends_with_connection(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| answer.until_close)
+    }
+
     /// What to do with the origin socket if the exchange ended now.
     ///
     /// [`CloseReason::ConnectionAuth`] means that nothing else is wrong with it: its client may go

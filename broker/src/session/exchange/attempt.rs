@@ -255,6 +255,9 @@ impl Exchanging<'_> {
                 }
                 Progress::Tunnel(_) => return Attempt::Tunnel { tail: step.forward },
                 Progress::More => {
+                    if exchange.borrow().ends_with_connection() {
+                        self.client.reset_if_killed();
+                    }
                     let left = exchange.borrow().response_left();
                     let left = left.map(|left| left.saturating_add(step.forward as u64));
                     if self.send(&buffer[..step.forward], left).await.is_err() {
