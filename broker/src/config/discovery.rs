@@ -115,6 +115,8 @@ pub struct Kubernetes {
     /// Where the cluster and the credentials are described. `None`: `$KUBECONFIG`,
     /// `~/.kube/config`, or the service account of the pod that the daemon runs in.
     pub kubeconfig: Option<PathBuf>,
+    /// The zone that this gateway is in, to go by the hints of endpoints. `None`: they are not read.
+    pub zone: Option<String>,
     /// Which of the contexts in there. `None`: the current one.
     pub context: Option<String>,
 }

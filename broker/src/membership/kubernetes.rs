@@ -8,9 +8,10 @@
 //!
 //! - A slice holds some of the endpoints, for one family of addresses. While an endpoint moves
 //!   between slices both may have it; the one that is ready counts ([`super::Membership::new`]).
-//! - Endpoints carry the zone that they are in. *Hints* say which zones should use an endpoint; they
-//!   are not read, because they share the endpoints out among consumers that each take a whole
-//!   zone's, and a gateway takes its subset instead.
+//! - Endpoints carry the zone that they are in. *Hints* say which zones should use an endpoint. A
+//!   gateway that is told its own zone goes by them, under the condition under which `kube-proxy`
+//!   does: every ready endpoint has some, and one of them names the zone (Kubernetes, "Topology Aware
+//!   Routing", safeguards). It takes its subset of what is left.
 //! - An endpoint with a hostname (a pod of a `StatefulSet`) is called by it, because it outlives the
 //!   pod's address.
 //!
@@ -188,7 +189,7 @@ impl Kubernetes {
     }
 
     fn tell(&self, view: &View, feed: &Feed) {
-        match membership(view.slices.values(), &self.config.port) {
+        match membership(view.slices.values(), &self.config.port, self.config.zone.as_deref()) {
             Ok(list) => feed.accept(list, view.version.as_str()),
             Err(reason) => feed.refuse(format_args!("{}: {reason}", self.config.service)),
         }
@@ -240,8 +241,9 @@ struct View {
 fn membership<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port: &Port,
+    zone: Option<&str>,
 ) -> Result<List, String> {
-    let mut members = Vec::new();
+    let mut endpoints = Vec::new();
     let (mut usable, mut named, mut portless) = (0, 0, 0);
     let mut ports = BTreeSet::new();
     for slice in slices.filter(|slice| !slice.endpoints.is_empty()) {
@@ -258,9 +260,7 @@ fn membership<'a>(
             continue;
         };
         usable += 1;
-        for endpoint in &slice.endpoints {
-            members.push(member(endpoint, number)?);
-        }
+        endpoints.extend(slice.endpoints.iter().map(|endpoint| (endpoint, number)));
     }
     if usable == 0 && named + portless > 0 {
         let mut reasons = Vec::new();
@@ -273,11 +273,50 @@ fn membership<'a>(
         }
         return Err(format!("no slice can be used: {}", reasons.join(", ")));
     }
-    let passed_over = [("slices_of_names", named), ("slices_without_port", portless)];
+    let zone =
+        zone.filter(|zone| hints_hold(endpoints.iter().map(|(endpoint, _)| *endpoint), zone));
+    let (mut members, mut elsewhere) = (Vec::new(), 0);
+    for (endpoint, number) in endpoints {
+        // Also of those that are left out: a list that is wrong anywhere is refused.
+        let member = member(endpoint, number)?;
+        if zone.is_some_and(|zone| is_for_others(endpoint, zone)) {
+            elsewhere += 1;
+        } else {
+            members.push(member);
+        }
+    }
+    let passed_over = [
+        ("slices_of_names", named),
+        ("slices_without_port", portless),
+        ("hinted_to_other_zones", elsewhere),
+    ];
     Ok(List {
         membership: document::membership(members)?,
         left_out: passed_over.into_iter().filter(|(_, count)| *count > 0).collect(),
     })
+}
+
+/// Whether hints can be gone by in a zone: all that is ready has some, and some of it names the zone.
+fn hints_hold<'a>(mut endpoints: impl Iterator<Item = &'a Endpoint>, zone: &str) -> bool {
+    let mut named = false;
+    endpoints.all(|endpoint| {
+        let ready = endpoint.conditions.as_ref().and_then(|c| c.ready).unwrap_or(true);
+        let mut zones = zones_of(endpoint).peekable();
+        let hinted = zones.peek().is_some();
+        named |= ready && zones.any(|name| name == zone);
+        hinted || !ready
+    }) && named
+}
+
+/// Whether an endpoint has hints, and none of them names the zone.
+fn is_for_others(endpoint: &Endpoint, zone: &str) -> bool {
+    zones_of(endpoint).next().is_some() && !zones_of(endpoint).any(|name| name == zone)
+}
+
+/// The zones that should use an endpoint.
+fn zones_of(endpoint: &Endpoint) -> impl Iterator<Item = &str> {
+    let zones = endpoint.hints.as_ref().and_then(|hints| hints.for_zones.as_ref());
+    zones.into_iter().flatten().map(|zone| zone.name.as_str())
 }
 
 /// The number of the port in the pods of a slice.

@@ -214,6 +214,8 @@ pub(super) struct DiscoveryKubernetes {
     pub kubeconfig: Option<PathBuf>,
     /// Default: the current one of the kubeconfig.
     pub context: Option<String>,
+    /// Default: hints of endpoints are not read.
+    pub zone: Option<String>,
 }
 
 /// `port = 8080` or `port = "http"`.

@@ -832,9 +832,12 @@ fn discovery_by_kubernetes() {
         namespace: Some("shop".to_owned()),
         port: Port::Number(8080),
         kubeconfig: None,
+        zone: Some("a".to_owned()),
         context: None,
     };
-    let found = discovered("kubernetes]\nservice = \"web\"\nnamespace = \"shop\"\nport = 8080");
+    let found = discovered(
+        "kubernetes]\nservice = \"web\"\nnamespace = \"shop\"\nport = 8080\nzone = \"a\"",
+    );
     assert!(matches!(found, Source::Kubernetes(kubernetes) if kubernetes == expected));
     let found = discovered("kubernetes]\nservice = \"web\"\nport = \"http\"");
     let Source::Kubernetes(kubernetes) = found else { panic!("{found:?}") };

@@ -40,9 +40,14 @@ fn shown(membership: &Membership) -> String {
 }
 
 fn members(slices: &[Value], port: &Port) -> String {
+    members_in(None, slices, port)
+}
+
+/// What a gateway in a zone takes.
+fn members_in(zone: Option<&str>, slices: &[Value], port: &Port) -> String {
     let slices: Vec<EndpointSlice> =
         slices.iter().map(|slice| serde_json::from_value(slice.clone()).unwrap()).collect();
-    match membership(slices.iter(), port) {
+    match membership(slices.iter(), port, zone) {
         Ok(List { membership, left_out }) if left_out.is_empty() => shown(&membership),
         Ok(List { membership, left_out }) => {
             format!("{}\nwithout {left_out:?}", shown(&membership))
@@ -91,6 +96,38 @@ fn slices_are_merged_and_the_ready_endpoint_wins() {
     let mut turned = slices;
     turned.reverse();
     assert_eq!(members(&turned, &http()), expected);
+}
+
+#[test]
+fn hints_are_gone_by_in_a_known_zone_if_all_have_some() {
+    let hinted = |ip: &str, zones: &[&str]| {
+        let zones: Vec<_> = zones.iter().map(|zone| json!({"name": zone})).collect();
+        json!({"addresses": [ip], "hints": {"forZones": zones}})
+    };
+    let (one, two) = (hinted("10.0.0.1", &["a", "b"]), hinted("10.0.0.2", &["b"]));
+    let both = "10.0.0.1:8080 10.0.0.1:8080 - Healthy\n10.0.0.2:8080 10.0.0.2:8080 - Healthy";
+    let one_only = "10.0.0.1:8080 10.0.0.1:8080 - Healthy\nwithout {\"hinted_to_other_zones\": 1}";
+    let slices = [slice("a", 1, &json!([one])), slice("b", 1, &json!([two]))];
+    let found = |zone| members_in(zone, &slices, &http());
+    assert_eq!(found(Some("a")), one_only);
+    // Nobody has said where this is, all are for it, or nothing is.
+    for zone in [None, Some("b"), Some("c")] {
+        assert_eq!(found(zone), both, "{zone:?}");
+    }
+    // The cluster is just beginning, or ending, to give hints.
+    let mut some = slices.to_vec();
+    some.push(slice("c", 1, &json!([ready("10.0.0.3")])));
+    let three = format!("{both}\n10.0.0.3:8080 10.0.0.3:8080 - Healthy");
+    assert_eq!(members_in(Some("a"), &some, &http()), three);
+    // What is not ready has none, and does not matter.
+    some[2]["endpoints"][0]["conditions"]["ready"] = false.into();
+    let expected = "10.0.0.1:8080 10.0.0.1:8080 - Healthy\n\
+                    10.0.0.3:8080 10.0.0.3:8080 - Unhealthy\n\
+                    without {\"hinted_to_other_zones\": 1}";
+    assert_eq!(members_in(Some("a"), &some, &http()), expected);
+    // Nor is a list taken that is wrong where it does not matter.
+    some.push(slice("d", 1, &json!([hinted("10.0.0.300", &["b"])])));
+    assert!(members_in(Some("a"), &some, &http()).starts_with("refused"));
 }
 
 #[test]
@@ -217,6 +254,7 @@ impl Server {
             namespace: None,
             port: http(),
             kubeconfig: Some(self.kubeconfig.clone()),
+            zone: None,
             context: None,
         }
     }

@@ -157,8 +157,11 @@ fn kubernetes(check: &mut Checker, raw: raw::DiscoveryKubernetes) -> Option<Sour
         Some(path) => Some(absolute(check, "discovery.kubernetes.kubeconfig", path)?),
         None => None,
     };
-    let context = raw.context;
-    Some(Source::Kubernetes(Kubernetes { service, namespace, port, kubeconfig, context }))
+    if raw.zone.as_deref() == Some("") {
+        check.broken("discovery.kubernetes.zone", quoted(""), "must not be empty");
+    }
+    let (context, zone) = (raw.context, raw.zone);
+    Some(Source::Kubernetes(Kubernetes { service, namespace, port, kubeconfig, zone, context }))
 }
 
 /// A part of a name: of these characters and hyphens, which are neither the first nor the last.
