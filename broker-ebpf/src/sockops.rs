@@ -179,7 +179,8 @@ fn sends(ops: *mut bpf_sock_ops) {
     if load_u32!(ops: bpf_sock_ops, skb_len) == 0 {
         return;
     }
-    let Some(state) = own_and_open(ops) else { return };
+    // Also if the origin has ended its side meanwhile.
+    let Some(state) = own(ops) else { return };
     let Some(written) = kmem::write_seq(sk(ops)) else { return };
     let Some(urgent_until) = kmem::urgent_until(sk(ops)) else { return };
     let urgent = urgent_until != load_u32!(ops: bpf_sock_ops, snd_una);
@@ -192,13 +193,17 @@ fn sends(ops: *mut bpf_sock_ops) {
     }
 }
 
-/// What is kept with an established connection of the broker's own; another program may have asked
-/// for calls on behalf of others.
+/// What is kept with an established connection of the broker's own.
 #[inline(always)]
 fn own_and_open<'a>(ops: *mut bpf_sock_ops) -> Option<&'a mut SocketState> {
-    let state = socket_state(sk(ops))?;
-    let open = load_u32!(ops: bpf_sock_ops, state) == flow::TCP_ESTABLISHED;
-    (open && state.who == Who::Broker as u8).then_some(state)
+    own(ops).filter(|_| load_u32!(ops: bpf_sock_ops, state) == flow::TCP_ESTABLISHED)
+}
+
+/// What is kept with a socket of the broker's own; another program may have asked for calls on behalf
+/// of others.
+#[inline(always)]
+fn own<'a>(ops: *mut bpf_sock_ops) -> Option<&'a mut SocketState> {
+    socket_state(sk(ops)).filter(|state| state.who == Who::Broker as u8)
 }
 
 /// Adds to a path what the connection has sent since the last time.
