@@ -86,32 +86,33 @@ pub fn urgent_until(sk: *mut bpf_sock) -> Option<u32> {
     of_socket::<u32>(sk, OFFSETS.load().tcp_snd_up)
 }
 
-/// The sequence number of a received segment's first byte, as TCP has noted it.
+/// The sequence number of a received segment's first byte.
 #[inline(always)]
 pub fn segment_seq(skb: *mut __sk_buff) -> Option<u32> {
-    let offsets = OFFSETS.load();
-    if offsets.skb_cb == UNKNOWN_OFFSET || offsets.skb_cb_seq == UNKNOWN_OFFSET {
-        return None;
-    }
-    member(address(skb)?, offsets.skb_cb + offsets.skb_cb_seq)
+    noted_by_tcp(skb, OFFSETS.load().skb_cb_seq)
 }
 
 /// Whether a received segment has urgent data.
 #[inline(always)]
 pub fn is_urgent(skb: *mut __sk_buff) -> bool {
     const URG: u8 = 0x20;
-    let offsets = OFFSETS.load();
-    if offsets.skb_cb == UNKNOWN_OFFSET || offsets.skb_cb_flags == UNKNOWN_OFFSET {
-        return true;
-    }
-    let flags = address(skb).and_then(|skb| member(skb, offsets.skb_cb + offsets.skb_cb_flags));
-    flags.is_none_or(|flags: u8| flags & URG != 0)
+    noted_by_tcp(skb, OFFSETS.load().skb_cb_flags).is_none_or(|flags: u8| flags & URG != 0)
 }
 
 /// The sequence number of the first byte that was received for nobody yet.
 #[inline(always)]
 pub fn copied_seq(sk: *mut bpf_sock) -> Option<u32> {
     of_socket::<u32>(sk, OFFSETS.load().tcp_copied_seq)
+}
+
+/// What TCP has noted of a received segment.
+#[inline(always)]
+fn noted_by_tcp<T: Copy + Default>(skb: *mut __sk_buff, offset: u32) -> Option<T> {
+    let notes = OFFSETS.load().skb_cb;
+    if notes == UNKNOWN_OFFSET || offset == UNKNOWN_OFFSET {
+        return None;
+    }
+    member(address(skb)?, notes + offset)
 }
 
 /// A member of the socket itself.
