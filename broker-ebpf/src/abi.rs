@@ -343,6 +343,7 @@ pub struct Offsets {
     pub tcp_bytes_received: u32,
     pub skb_cb: u32,
     pub skb_cb_seq: u32,
+    pub skb_cb_ack_seq: u32,
     pub skb_cb_flags: u32,
     pub tcp_snd_up: u32,
 }
@@ -364,6 +365,7 @@ impl Offsets {
         tcp_bytes_received: UNKNOWN_OFFSET,
         skb_cb: UNKNOWN_OFFSET,
         skb_cb_seq: UNKNOWN_OFFSET,
+        skb_cb_ack_seq: UNKNOWN_OFFSET,
         skb_cb_flags: UNKNOWN_OFFSET,
         tcp_snd_up: UNKNOWN_OFFSET,
     };
@@ -432,7 +434,7 @@ pub struct Slot {
     pub uses_left: u32,
     /// How long the origin keeps idle connections, in seconds; 0 if it has not said.
     pub origin_idle_s: u32,
-    /// Bytes of the request in [`name::REQUESTS`].
+    /// Bytes of the request, which are in [`name::REQUESTS`]; 0 if they could not be kept.
     pub request_len: u32,
     /// The worker that the socket belongs to.
     pub worker: u32,
@@ -442,14 +444,26 @@ pub struct Slot {
     pub ended: u8,
     /// 1 if `next_seq` is known.
     pub in_step: u8,
-    /// 1 if the origin may wait for more of a request, which the next one must not meet: its client has
-    /// sent urgent data, or TCP has not taken all of it.
-    pub spent: u8,
+    /// A [`Stray`].
+    pub stray: u8,
     /// The sequence number of the next byte from the origin.
     pub next_seq: u32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
+
+/// Bytes that may meet an exchange that they are not of. A socket that has some serves no other.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stray {
+    /// There are none.
+    None = 0,
+    /// The origin may wait for more of a request: its client has sent urgent data, or TCP has not taken
+    /// all of it, or the origin has answered a part.
+    Request = 1,
+    /// What has come as a response is none: the origin sent it before it had any of the request.
+    Response = 2,
+}
 
 /// The origin sockets of one worker towards one origin.
 #[repr(C)]

@@ -6,7 +6,8 @@
 #![expect(clippy::inline_always, reason = "see the module documentation")]
 
 use crate::abi::{
-    Address, BUCKETS, FINE_BUCKETS, Interception, ListenerSet, Outcome, Phase, Steer, Target, words,
+    Address, BUCKETS, FINE_BUCKETS, Interception, ListenerSet, Outcome, Phase, Steer, Stray,
+    Target, words,
 };
 
 /// The third word of every IPv4-mapped address; the first two are 0.
@@ -42,6 +43,24 @@ pub const fn came_before(next_seq: u32, seq: u32, len: u32) -> Option<u32> {
         return None;
     }
     Some(if before < len { before } else { len })
+}
+
+/// What the first segment of a response is, by how much of its request the origin did not have when it
+/// sent that: what our TCP has not got yet, and what was on its way. Every segment that follows what
+/// the origin has read says that it has it (RFC 9293 section 3.10.7.4: the acknowledgement number is
+/// that of the next byte expected).
+#[must_use]
+#[inline(always)]
+pub const fn stray(request_len: u32, not_sent: u32, on_its_way: u32) -> Stray {
+    let missing = not_sent.saturating_add(on_its_way);
+    if missing >= request_len {
+        Stray::Response
+    } else if missing > 0 {
+        // An answer to a part. The rest must not meet another client's.
+        Stray::Request
+    } else {
+        Stray::None
+    }
 }
 
 /// The IPv4-mapped form of an IPv4 address, both in network byte order.
@@ -381,6 +400,17 @@ mod tests {
         assert_eq!(came_before(1000, 1001, 100), None, "one is missing");
         assert_eq!(came_before(40, 0_u32.wrapping_sub(20), 100), Some(60), "numbers wrap");
         assert_eq!(came_before(0_u32.wrapping_sub(20), 40, 100), None);
+    }
+
+    #[test]
+    fn an_answer_comes_after_its_request() {
+        assert_eq!(stray(100, 0, 0), Stray::None);
+        assert_eq!(stray(100, 0, 99), Stray::Request, "one byte is enough for some origins");
+        assert_eq!(stray(100, 1, 0), Stray::Request);
+        assert_eq!(stray(100, 0, 100), Stray::Response);
+        assert_eq!(stray(100, 100, 100), Stray::Response, "TCP had got it, but sent nothing yet");
+        assert_eq!(stray(100, 100, 0), Stray::Response);
+        assert_eq!(stray(0, 0, 0), Stray::Response, "nobody knows what was asked");
     }
 
     #[test]

@@ -92,6 +92,12 @@ pub fn segment_seq(skb: *mut __sk_buff) -> Option<u32> {
     noted_by_tcp(skb, OFFSETS.load().skb_cb_seq)
 }
 
+/// The sequence number of the first byte that the sender of a received segment did not have then.
+#[inline(always)]
+pub fn segment_ack_seq(skb: *mut __sk_buff) -> Option<u32> {
+    noted_by_tcp(skb, OFFSETS.load().skb_cb_ack_seq)
+}
+
 /// Whether a received segment has urgent data.
 #[inline(always)]
 pub fn is_urgent(skb: *mut __sk_buff) -> bool {

@@ -16,7 +16,7 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::macros::stream_verdict;
 use aya_ebpf::programs::SkBuffContext;
-use broker_ebpf::abi::{BUCKETS, Group, HEAD_BYTES_MAX, RESPONSE_BYTES_MAX, Tally};
+use broker_ebpf::abi::{BUCKETS, Group, HEAD_BYTES_MAX, RESPONSE_BYTES_MAX, Stray, Tally};
 use broker_ebpf::flow;
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::{PlainResponse, ResponseScan, WhyNot};
@@ -128,16 +128,20 @@ fn to_daemon(place: Place, word: Word) -> Option<u32> {
 /// The first bytes of a response.
 #[inline(always)]
 fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> {
-    // SAFETY: a value of the map, which belongs to this program while a response comes.
-    let head_only = unsafe { (&raw const (*place.slot).head_only).read_volatile() } != 0;
-    if remaining(place) > 0 {
-        // An answer to a part of a request. The rest must not meet another client's.
-        // SAFETY: as above.
+    let Some(stray) = stray(ctx.skb.skb, place) else { return to_daemon(place, word) };
+    if stray != Stray::None as u8 {
+        // SAFETY: a value of the map, which belongs to this program while a response comes.
         unsafe {
-            (&raw mut (*place.slot).spent).write_volatile(1);
+            (&raw mut (*place.slot).stray).write_volatile(stray);
             (&raw mut (*place.slot).remaining).write_volatile(0);
         }
     }
+    if stray == Stray::Response as u8 {
+        tally(Tally::Unsolicited);
+        return to_daemon(place, word);
+    }
+    // SAFETY: as above.
+    let head_only = unsafe { (&raw const (*place.slot).head_only).read_volatile() } != 0;
     let plain = match scan(ctx.skb.skb, place, len, head_only) {
         // Bytes after the end: the daemon knows how to give the client its own only.
         Ok(plain) if plain.total < len => Err(WhyNot::Surplus),
@@ -180,6 +184,19 @@ fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32>
     }
     count_first(place, &plain, len, started_ns);
     Some(redirect(ctx, place, word.owner()))
+}
+
+/// Whether a response's first segment can be one, by what the origin's TCP had of the request when it
+/// sent this: an origin answers nothing that it has not got. A [`Stray`], as the compiler makes of an
+/// `Option` of one what the verifier does not accept.
+#[inline(always)]
+fn stray(skb: *mut __sk_buff, place: Place) -> Option<u8> {
+    // SAFETY: the context that the kernel handed to the program.
+    let sk = unsafe { (*skb).__bindgen_anon_2.sk };
+    let on_its_way = kmem::write_seq(sk)?.wrapping_sub(kmem::segment_ack_seq(skb)?);
+    // SAFETY: a value of the map, which belongs to this program while a response comes.
+    let request_len = unsafe { (&raw const (*place.slot).request_len).read_volatile() };
+    Some(flow::stray(request_len, remaining(place), on_its_way) as u8)
 }
 
 /// The rest of a response will not come.
@@ -233,7 +250,7 @@ fn finish(place: Place, word: Word) -> bool {
         (*slot).idle_since_ns = bpf_ktime_get_ns();
         (&raw const (*slot).uses_left).read_volatile() > 0
             && (&raw const (*slot).ended).read_volatile() == 0
-            && (&raw const (*slot).spent).read_volatile() == 0
+            && (&raw const (*slot).stray).read_volatile() == Stray::None as u8
     };
     let group = place.group();
     // SAFETY: a value of the map; aligned words are read whole.

@@ -1,6 +1,6 @@
 //! What all programs do with origin sockets: look at a word, swap it, keep count.
 
-use broker_ebpf::abi::{EventKind, GROUP_SLOTS_MAX, Group, Slot};
+use broker_ebpf::abi::{EventKind, GROUP_SLOTS_MAX, Group, Slot, Stray};
 use broker_ebpf::phase::{Phase, Word};
 
 use crate::atomic;
@@ -124,7 +124,7 @@ pub fn sends(slot: u32, cookie: u64, more: u32, urgent: bool) {
     // writes to the one: the response's program runs under the same socket's lock.
     unsafe {
         if urgent {
-            (&raw mut (*place.slot).spent).write_volatile(1);
+            (&raw mut (*place.slot).stray).write_volatile(Stray::Request as u8);
         }
         if place.word().phase() == Phase::Head {
             let remaining = &raw mut (*place.slot).remaining;

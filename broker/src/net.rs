@@ -240,6 +240,13 @@ impl Stream {
         }
     }
 
+    /// Whether the peer's TCP has got any of the last `sent` bytes. If not, nothing that has come is an
+    /// answer to them. Ours knows this no later than it knows of the answer.
+    #[must_use]
+    pub fn has_reached_peer(&self, sent: u64) -> bool {
+        sys::unacknowledged(self.as_fd()).is_ok_and(|left| left < sent)
+    }
+
     /// Bytes sent so far.
     #[must_use]
     pub fn sent(&self) -> u64 {

@@ -24,7 +24,7 @@ pub enum TunnelEnd {
     Quiet,
     /// [`Tunnel::ends_when_silent_for`] has passed.
     Silent,
-    /// What the origin sent does not begin as [`Tunnel::expected`]. The client has got none of it.
+    /// What the origin sent is not for this client, see [`Tunnel::expected`], which has got none of it.
     Unexpected,
     /// The client's connection broke, or it stalled.
     ClientBroke,
@@ -49,9 +49,9 @@ pub struct Tunnel<'a> {
     pub quiet: Option<(&'a RefCell<Quiet>, Duration)>,
     /// Ends the tunnel in order, where nobody else would.
     pub ends_when_silent_for: Option<Duration>,
-    /// How the origin's bytes must begin. On a socket that has served others before, they may be left
-    /// of an exchange of theirs.
-    pub expected: &'static [u8],
+    /// If the origin's socket has served others before, how what comes on it must begin: it may be left of
+    /// an exchange of theirs. It is if it comes before the origin has any of this client's bytes.
+    pub expected: Option<&'static [u8]>,
 }
 
 /// Which way bytes flow.
@@ -63,6 +63,8 @@ enum Direction {
 
 /// What both directions of a tunnel know of each other.
 struct Shared {
+    /// Bytes that the origin was sent before this tunnel's.
+    origin_sent_before: u64,
     /// When a byte last moved in either direction.
     last_byte: Cell<Instant>,
     client_ended: Cell<bool>,
@@ -79,6 +81,7 @@ impl Tunnel<'_> {
         self.client.reset_if_killed();
         self.origin.reset_if_killed();
         let shared = Shared {
+            origin_sent_before: self.origin.sent(),
             last_byte: Cell::new(clock::now()),
             client_ended: Cell::new(false),
             origin_ended: Cell::new(false),
@@ -119,13 +122,12 @@ impl Tunnel<'_> {
                 self.timeouts.client_stall,
             ),
         };
-        let expected = if direction == Direction::Down { self.expected } else { &[] };
-        // How much of it has come. It is not passed on before all of it has.
-        let mut begun = 0;
+        let mut expected = self.expected.filter(|_| direction == Direction::Down);
+        // How much of that has come. It is not passed on before all of it has.
+        let mut held = 0;
         loop {
             self.readable(from, from_broke, shared).await?;
             let mut buffer = self.buffers.large();
-            let held = if begun < expected.len() { begun } else { 0 };
             let n = match from.try_recv(&mut buffer[held..]) {
                 Ok(n) => n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
@@ -139,15 +141,18 @@ impl Tunnel<'_> {
             }
             self.count(direction, n, shared);
             let n = held + n;
-            if begun < expected.len() {
-                buffer[..held].copy_from_slice(&expected[..held]);
-                begun = n.min(expected.len());
-                if buffer[..begun] != expected[..begun] {
+            if let Some(begins) = expected {
+                let asked = self.origin.sent() - shared.origin_sent_before;
+                buffer[..held].copy_from_slice(&begins[..held]);
+                let begun = n.min(begins.len());
+                if buffer[..begun] != begins[..begun] || !self.origin.has_reached_peer(asked) {
                     return Err(TunnelEnd::Unexpected);
                 }
-                if begun < expected.len() {
+                if begun < begins.len() {
+                    held = begun;
                     continue;
                 }
+                (expected, held) = (None, 0);
             }
             if direction == Direction::Down {
                 shared.delivering.set(true);

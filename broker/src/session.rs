@@ -96,10 +96,10 @@ pub async fn http1(
         // If the daemon ends in the middle, the client must not take a part for the whole.
         client.abort_on_close(!matches!(next, Next::Gone));
         let after = match next {
-            Next::Head(head) => exchanging.run(&mut inbox, &head, &mut kept, None).await,
+            Next::Head(head) => exchanging.run(&mut inbox, &head, &mut kept).await,
             Next::TakeOver(begun) => {
                 let (lease, exchange) = *begun;
-                Box::pin(exchanging.take_over(lease, &exchange.request, &mut kept)).await
+                Box::pin(exchanging.take_over(lease, &exchange, &mut kept)).await
             }
             Next::Broken => After::Abort,
             // Boxed here and below: what is rare must not make every session's task larger.

@@ -251,11 +251,11 @@ impl<T> Drop for Mapped<T> {
 }
 
 /// How many sent bytes the peer has not acknowledged (`tcp(7)`, `SIOCOUTQ`).
-pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> {
-    let mut bytes = 0;
+pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one c_int to `bytes`, which is one and lives across the call.
     Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) })?;
-    Ok(bytes)
+    Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -92,59 +92,6 @@ fn late_bytes_of_a_client_do_not_cost_it_its_response() {
     }
 }
 
-/// Has an idle socket answer `junk`, in pieces, to requests that new clients send.
-#[track_caller]
-fn check_stale_socket(junk: &'static [&'static str]) {
-    for (request, status) in [
-        ("GET /mine HTTP/1.1\r\nHost: test\r\n\r\n", 200),
-        ("POST /mine HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\nhi", 502),
-        ("GET /mine HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", 200),
-        // What cannot be read with certainty passes unread, but not before that.
-        ("GET /mine HTTP/1.1\r\nHost: test\r\nX: a\r\n folded\r\n\r\n", 502),
-        (
-            "POST /mine HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\
-             Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            502,
-        ),
-    ] {
-        let setup = Setup::http(move |peer| {
-            while let Some(request) = peer.request()? {
-                if peer.index() > 0 || request.target() == "/probe" {
-                    peer.respond(format!("{} {}", peer.index(), request.target()))?;
-                    continue;
-                }
-                for piece in junk {
-                    peer.send(piece)?;
-                    // Each in a segment of its own.
-                    thread::sleep(Duration::from_millis(20));
-                }
-                return peer.wait_closed();
-            }
-            Ok(())
-        });
-        assert_eq!(setup.serving(), 0);
-        setup.idle(1);
-        let mut client = setup.client();
-        client.send(request).unwrap();
-        let response = client.response().unwrap_or_else(|e| panic!("after {junk:?}: {e:#}"));
-        assert_eq!(response.status, status, "after {junk:?}: {}", response.head);
-        assert!(!response.text().contains(&junk.concat()), "{}", response.text());
-        let totals = setup.settled();
-        // Whatever may have been executed is not repeated.
-        assert_eq!(totals.retried, u64::from(status == 200));
-        assert_eq!(setup.origin.received_count("/mine"), if status == 200 { 2 } else { 1 });
-    }
-}
-
-#[test]
-fn what_is_no_response_on_a_reused_socket_reaches_nobody() {
-    check_stale_socket(&["somebody else's secret"]);
-    check_stale_socket(&["H", "ow to reach somebody else"]);
-    check_stale_socket(&["okHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]);
-    check_stale_socket(&["HTTP", " is somebody else's secret"]);
-    check_stale_socket(&["\0\0\0\0\0\0\0\0"]);
-}
-
 /// Sends a request with a body that the origin takes for the next request, and expects the socket
 /// to be closed.
 #[track_caller]

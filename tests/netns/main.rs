@@ -35,6 +35,7 @@ mod refusal;
 mod retries;
 mod sharing;
 mod steer;
+mod strays;
 mod subsets;
 mod torture;
 mod tunnels;

@@ -475,6 +475,7 @@ impl Known {
                 tcp_bytes_received: offset("tcp_sock", "bytes_received"),
                 skb_cb: offset("sk_buff", "cb"),
                 skb_cb_seq: offset("tcp_skb_cb", "seq"),
+                skb_cb_ack_seq: offset("tcp_skb_cb", "ack_seq"),
                 skb_cb_flags: offset("tcp_skb_cb", "tcp_flags"),
                 tcp_snd_up: offset("tcp_sock", "snd_up"),
             },
@@ -482,8 +483,9 @@ impl Known {
     }
 
     /// Whether it can be told what a client has not read yet, or else the daemon could overtake it;
-    /// what an origin sends twice, or else a client would get it twice; and which
-    /// data is urgent, or else an origin would not get all that it must, and a client more.
+    /// what an origin sends twice, or else a client would get it twice; what it sends without having
+    /// been asked; and which data is urgent, or else an origin would not get all that it must, and a
+    /// client more.
     fn is_enough_to_steer(&self) -> bool {
         let Offsets {
             sock_user_data,
@@ -491,16 +493,24 @@ impl Known {
             psock_ingress_msg,
             skb_head_qlen,
             tcp_copied_seq,
+            tcp_write_seq,
             skb_cb,
             skb_cb_seq,
+            skb_cb_ack_seq,
             skb_cb_flags,
             tcp_snd_up,
             ..
         } = self.offsets;
         let unread = [sock_user_data, psock_ingress_skb, psock_ingress_msg, skb_head_qlen];
         let twice = [tcp_copied_seq, skb_cb, skb_cb_seq];
+        let unasked = [tcp_write_seq, skb_cb_ack_seq];
         let urgent = [tcp_snd_up, skb_cb_flags];
-        !unread.iter().chain(&twice).chain(&urgent).any(|&offset| offset == UNKNOWN_OFFSET)
+        !unread
+            .iter()
+            .chain(&twice)
+            .chain(&unasked)
+            .chain(&urgent)
+            .any(|&offset| offset == UNKNOWN_OFFSET)
     }
 
     /// What goes without because something is not known.

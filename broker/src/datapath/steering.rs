@@ -24,7 +24,7 @@ use aya::maps::{
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya_obj::generated::bpf_map_type;
 use broker_ebpf::abi::{
-    self, BUSY, Client, EVENTS_BYTES, REQUEST_BYTES_MAX, Settled, Tally, WHY_COUNT, name,
+    self, BUSY, Client, EVENTS_BYTES, REQUEST_BYTES_MAX, Settled, Stray, Tally, WHY_COUNT, name,
 };
 use broker_ebpf::phase::{Phase, Word};
 use broker_ebpf::scan::WhyNot;
@@ -61,6 +61,8 @@ pub struct Noted {
     pub ended: bool,
     /// While no response has begun: bytes of the request that the origin's socket has not got.
     pub unsent: u32,
+    /// Whether what has come as a response is none: the origin sent it before it had any of the request.
+    pub strayed: bool,
 }
 
 /// What the kernel carried so far.
@@ -195,7 +197,7 @@ impl Steering {
         place.worker.store(index(worker), Relaxed);
         place.ended.store(0, Relaxed);
         place.in_step.store(0, Relaxed);
-        place.spent.store(0, Relaxed);
+        place.stray.store(Stray::None as u8, Relaxed);
         place.word.store(Word::new(Phase::Relay, 0).0, Release);
         let mut maps = lock(&self.maps);
         maps.origin_slots.insert(cookie, index(slot), 0).map_err(map_error)?;
@@ -214,10 +216,10 @@ impl Steering {
         }
     }
 
-    /// Whether a socket may serve no other request: its origin may wait for more of the last one.
+    /// Whether a socket may serve no other request, which would meet [`Stray`] bytes.
     #[must_use]
     pub fn is_spent(&self, slot: usize) -> bool {
-        self.slots.get(slot).is_some_and(|place| place.spent.load(Acquire) != 0)
+        self.slots.get(slot).is_some_and(|place| place.stray.load(Acquire) != Stray::None as u8)
     }
 
     /// Takes an open socket that is the daemon's out of the programs' reach.
@@ -379,6 +381,7 @@ impl Steering {
             origin_idle: (idle > 0).then(|| Duration::from_secs(idle.into())),
             ended: slot.ended.load(Relaxed) != 0,
             unsent: slot.remaining.load(Acquire),
+            strayed: slot.stray.load(Acquire) == Stray::Response as u8,
         })
     }
 

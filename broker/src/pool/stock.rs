@@ -131,6 +131,8 @@ pub struct TakenOver {
     pub request: Vec<u8>,
     /// When it was sent, or a moment earlier.
     pub sent: Instant,
+    /// What has come as its response is none.
+    pub strayed: bool,
 }
 
 impl Stock {
@@ -330,7 +332,8 @@ impl Stock {
                 let now = clock::now();
                 let running = noted.map(|noted| steering::now().saturating_sub(noted.started));
                 let sent = running.and_then(|running| now.checked_sub(running)).unwrap_or(now);
-                Attention::TakeOver(connection, TakenOver { client, request, sent })
+                let strayed = noted.is_some_and(|noted| noted.strayed);
+                Attention::TakeOver(connection, TakenOver { client, request, sent, strayed })
             }
             (_, 0) if ended => Attention::Dirty(connection, EvictReason::IdleClosed),
             (_, 0) => Attention::Dirty(connection, EvictReason::IdleBytes),

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use self::attempt::{Attempt, Judge, RESPONSE_BEGINS, Request};
+use self::attempt::{Attempt, Begun, Judge, RESPONSE_BEGINS, Request};
 use super::refusal::Failure;
 use super::steered::Steered;
 use super::{Context, NoLease, checkout};
@@ -17,7 +17,7 @@ use crate::config::Affinity;
 use crate::config::retries::Condition;
 use crate::net::Stream;
 use crate::pool::budget::RetryPermit;
-use crate::pool::{Lease, Pool, Refusal};
+use crate::pool::{Lease, Pool, Refusal, TakenOver};
 use crate::relay::{Tunnel, TunnelEnd};
 
 /// How long a tunnel may be silent that nobody will end: its client has asked for the end, the
@@ -77,11 +77,19 @@ pub(super) struct Exchanging<'a> {
 impl Exchanging<'_> {
     /// Goes on with an exchange that the kernel has begun: the request is sent, and nothing of the
     /// response has come to the client.
-    pub(super) async fn take_over(self, lease: Lease, request: &[u8], kept: &mut Kept) -> After {
+    pub(super) async fn take_over(
+        self,
+        lease: Lease,
+        exchange: &TakenOver,
+        kept: &mut Kept,
+    ) -> After {
         let mut inbox = Inbox::new(&self.context.buffers);
-        inbox.fill(request);
+        inbox.fill(&exchange.request);
+        let begun = if exchange.strayed { Begun::Strayed } else { Begun::Sent };
         match RequestReader::default().read(inbox.bytes()) {
-            RequestStep::Head(head) => self.run(&mut inbox, &head, kept, Some(lease)).await,
+            RequestStep::Head(head) => {
+                self.go_on(&mut inbox, &head, kept, Some((lease, begun))).await
+            }
             // Cannot be: the kernel sends only what this reader reads.
             RequestStep::Incomplete | RequestStep::Tunnel(_) => {
                 lease.settle(Verdict::Close(CloseReason::AmbiguousRequest), None);
@@ -90,24 +98,27 @@ impl Exchanging<'_> {
         }
     }
 
-    /// Runs the exchange whose request is at the start of the inbox; with `begun`, it was sent
-    /// there already.
-    pub(super) async fn run(
+    /// Runs the exchange whose request is at the start of the inbox.
+    pub(super) async fn run(self, inbox: &mut Inbox, head: &RequestHead, kept: &mut Kept) -> After {
+        self.go_on(inbox, head, kept, None).await
+    }
+
+    /// Runs an exchange that the kernel may have begun.
+    async fn go_on(
         self,
         inbox: &mut Inbox,
         head: &RequestHead,
         kept: &mut Kept,
-        mut begun: Option<Lease>,
+        mut begun: Option<(Lease, Begun)>,
     ) -> After {
         let mut failed_at: Option<SocketAddr> = None;
         let retry = Cell::new(None);
         for attempts_left in (0..self.context.retries.attempts).rev() {
-            let sent = begun.is_some();
             let lease = match begun.take() {
-                Some(lease) => Ok(lease),
-                None => self.lease(kept, failed_at, &retry).await,
+                Some(begun) => Ok(begun),
+                None => self.lease(kept, failed_at, &retry).await.map(|lease| (lease, Begun::No)),
             };
-            let mut lease = match lease {
+            let (mut lease, begun) = match lease {
                 Ok(lease) => lease,
                 Err(NoLease::ClientGone) => return After::Close,
                 Err(NoLease::Refused(refusal)) => {
@@ -118,14 +129,14 @@ impl Exchanging<'_> {
             let mut buffer = self.context.buffers.large();
             let request_len = head.len + exchange.request_body(&inbox.bytes()[head.len..]).take;
             let whole = exchange.request_done();
-            let request = Request { len: request_len, head, sent };
+            let request = Request { len: request_len, head, begun };
             let conduct = lease.conduct();
             let reused = lease.is_reused();
             let may_repeat =
                 whole && head.method.is_idempotent() && attempts_left > 0 && !kept.tied;
             let judge = Judge { conduct: &conduct, may_repeat, retry: &retry, watch_client: true };
             let attempt =
-                self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer, &judge).await;
+                self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer, judge).await;
             match attempt {
                 Attempt::Complete { tail, uploaded } => {
                     let tail = &buffer[..tail];
@@ -320,7 +331,7 @@ impl Exchanging<'_> {
             lease.settle(Verdict::Close(CloseReason::ClientGone), None);
             return After::Abort;
         }
-        let end = self.pass(inbox, &mut lease, ends_when_silent_for, &[]).await;
+        let end = self.pass(inbox, &mut lease, ends_when_silent_for, None).await;
         lease.settle(exchange.verdict(), None);
         end
     }
@@ -346,9 +357,9 @@ impl Exchanging<'_> {
         }
         // Whatever it is, it is no reason to hold a socket for as long as a tunnel may be idle.
         let silence = self.context.timeouts.client_stall;
-        // There is no telling whether what comes answers this request. What cannot be a response does
-        // not, and is left of somebody else's exchange if there was one.
-        let expected = if lease.is_reused() { RESPONSE_BEGINS } else { &[] };
+        // There is no telling whether what comes answers this request. What cannot be a response, or not to
+        // this one, does not, and is left of somebody else's exchange if there was one.
+        let expected = lease.is_reused().then_some(RESPONSE_BEGINS);
         let end = self.pass(inbox, &mut lease, Some(silence), expected).await;
         lease.settle(Verdict::Close(reason), None);
         end
@@ -359,7 +370,7 @@ impl Exchanging<'_> {
         inbox: &mut Inbox,
         lease: &mut Lease,
         ends_when_silent_for: Option<Duration>,
-        expected: &'static [u8],
+        expected: Option<&'static [u8]>,
     ) -> After {
         let tunnel = Tunnel {
             client: self.client,

@@ -28,6 +28,7 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
     // Until both sides have ended in order, what the client has may be cut off.
     client.abort_on_close(true);
     let quiet = RefCell::new(Quiet::default());
+    let expected = lease.is_reused().then_some(&[][..]);
     let end = Tunnel {
         client: &client,
         origin: lease.stream(),
@@ -39,7 +40,7 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
             OpaqueReuse::Never => None,
         },
         ends_when_silent_for: None,
-        expected: &[],
+        expected,
     }
     .run(&[])
     .await;
@@ -47,8 +48,10 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
     let verdict = match end {
         TunnelEnd::Quiet if lease.is_silent() => Verdict::Return,
         TunnelEnd::Quiet => Verdict::Close(CloseReason::Unsolicited),
-        TunnelEnd::Closed | TunnelEnd::Silent | TunnelEnd::Unexpected => {
-            Verdict::Close(CloseReason::NoBoundary)
+        TunnelEnd::Closed | TunnelEnd::Silent => Verdict::Close(CloseReason::NoBoundary),
+        TunnelEnd::Unexpected => {
+            context.metrics.origin_failed.inc();
+            Verdict::Close(CloseReason::Unsolicited)
         }
         TunnelEnd::ClientBroke => {
             context.metrics.clients_gone.inc();
@@ -61,6 +64,7 @@ pub async fn opaque(context: &Context, pool: &Pool, client: Stream, reuse: Opaqu
             Verdict::Close(CloseReason::OriginError)
         }
     };
-    client.abort_on_close(matches!(end, TunnelEnd::ClientBroke | TunnelEnd::OriginBroke));
+    let whole = matches!(end, TunnelEnd::Closed | TunnelEnd::Quiet | TunnelEnd::Silent);
+    client.abort_on_close(!whole);
     lease.settle(verdict, None);
 }

@@ -43,6 +43,11 @@ impl Connection {
     pub fn received_text(&self) -> String {
         String::from_utf8_lossy(&self.received()).into_owned()
     }
+
+    /// Says something that the script does not.
+    pub fn send(&self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        (&self.stream).write_all(bytes.as_ref())
+    }
 }
 
 /// The script's side of one connection. It ends in good order when the script returns.

@@ -24,7 +24,7 @@ pub(super) struct Slot {
     pub(super) head_only: AtomicU8,
     pub(super) ended: AtomicU8,
     pub(super) in_step: AtomicU8,
-    pub(super) spent: AtomicU8,
+    pub(super) stray: AtomicU8,
     pub(super) next_seq: AtomicU32,
 }
 

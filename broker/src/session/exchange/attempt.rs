@@ -25,8 +25,18 @@ pub(super) struct Request<'a> {
     /// How much of it is there.
     pub(super) len: usize,
     pub(super) head: &'a RequestHead,
-    /// It has been sent already.
-    pub(super) sent: bool,
+    pub(super) begun: Begun,
+}
+
+/// How far the kernel has come with an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begun {
+    /// It has not begun it.
+    No,
+    /// It has sent the request.
+    Sent,
+    /// It has sent the request, and what came then cannot be a response to it.
+    Strayed,
 }
 
 /// What an attempt needs to judge its origin by.
@@ -80,23 +90,42 @@ impl Exchanging<'_> {
         exchange: &mut Exchange,
         lease: &mut Lease,
         buffer: &mut Buffer,
-        judge: &Judge<'_>,
+        judge: Judge<'_>,
     ) -> Attempt {
         let reused = lease.is_reused();
         let origin = lease.stream();
-        let stall = self.context.timeouts.origin_stall;
         let request_len = request.len;
-        if !request.sent {
-            let bytes = &inbox.bytes()[..request_len];
-            if let Err(sent) = send_request(origin, bytes, request.head, buffer, stall).await {
-                return Attempt::OriginFailed { failure: Failure::OriginFailed, unseen: sent == 0 };
+        let sent_before = origin.sent();
+        let mut sent_by_kernel = 0;
+        match request.begun {
+            Begun::No => {
+                let bytes = &inbox.bytes()[..request_len];
+                let stall = self.context.timeouts.origin_stall;
+                if let Err(sent) = send_request(origin, bytes, request.head, buffer, stall).await {
+                    let failure = Failure::OriginFailed;
+                    return Attempt::OriginFailed { failure, unseen: sent == 0 };
+                }
+                self.context.metrics.request_bytes.add(request_len as u64);
             }
-            self.context.metrics.request_bytes.add(request_len as u64);
+            Begun::Sent => sent_by_kernel = request_len as u64,
+            Begun::Strayed => return failed(Failure::NoResponse),
         }
-        // Shared by both directions where they run at once.
-        let exchange = RefCell::new(exchange);
-        if exchange.borrow().request_done() {
-            let attempt = self.respond(&exchange, origin, reused, buffer, judge).await;
+        let whole = exchange.request_done();
+        let attempting = Attempting {
+            session: self,
+            origin,
+            reused,
+            sent_before,
+            sent_by_kernel,
+            exchange: RefCell::new(exchange),
+            judge: if whole {
+                judge
+            } else {
+                Judge { may_repeat: false, watch_client: false, ..judge }
+            },
+        };
+        if whole {
+            let attempt = attempting.respond(buffer).await;
             if !matches!(attempt, Attempt::OriginFailed { .. } | Attempt::Elsewhere) {
                 inbox.consume(request_len);
             }
@@ -104,36 +133,44 @@ impl Exchanging<'_> {
         }
         // The rest of the body is not held: there is no repeating from here on.
         inbox.consume(request_len);
-        Box::pin(self.attempt_streaming(inbox, &exchange, origin, reused, buffer, judge)).await
+        Box::pin(attempting.stream(inbox, buffer)).await
     }
+}
 
+/// An attempt whose request has been sent, or its first part.
+struct Attempting<'a> {
+    session: Exchanging<'a>,
+    origin: &'a Stream,
+    /// It has served others, who may have left something behind.
+    reused: bool,
+    /// What was sent on the socket before this request, and what of this the daemon has not sent.
+    sent_before: u64,
+    sent_by_kernel: u64,
+    /// Shared by both directions where they run at once.
+    exchange: RefCell<&'a mut Exchange>,
+    judge: Judge<'a>,
+}
+
+impl Attempting<'_> {
     /// Forwards the rest of the request body while the response may already be coming.
-    async fn attempt_streaming(
-        self,
-        inbox: &mut Inbox,
-        exchange: &RefCell<&mut Exchange>,
-        origin: &Stream,
-        reused: bool,
-        buffer: &mut Buffer,
-        judge: &Judge<'_>,
-    ) -> Attempt {
-        let judge = Judge { may_repeat: false, watch_client: false, ..*judge };
-        let mut respond = std::pin::pin!(self.respond(exchange, origin, reused, buffer, &judge));
+    async fn stream(&self, inbox: &mut Inbox, buffer: &mut Buffer) -> Attempt {
+        let client = self.session.client;
+        let mut respond = std::pin::pin!(self.respond(buffer));
         let (attempt, all) = tokio::select! {
             biased;
             attempt = &mut respond => (attempt, false),
-            upload = self.upload(inbox, exchange, origin) => match upload {
+            upload = self.upload(inbox) => match upload {
                 Upload::ClientGone => (Attempt::ClientGone, false),
                 Upload::Done | Upload::Refused => {
                     let attempt = tokio::select! {
                         biased;
                         attempt = respond => attempt,
-                        () = self.client.reset() => Attempt::ClientGone,
+                        () = client.reset() => Attempt::ClientGone,
                     };
                     (attempt, matches!(upload, Upload::Done))
                 }
             },
-            () = self.client.reset() => (Attempt::ClientGone, false),
+            () = client.reset() => (Attempt::ClientGone, false),
         };
         match attempt {
             Attempt::Complete { tail, .. } => Attempt::Complete { tail, uploaded: all },
@@ -142,16 +179,12 @@ impl Exchanging<'_> {
     }
 
     /// Forwards the rest of the request body as it comes.
-    async fn upload(
-        self,
-        inbox: &mut Inbox,
-        exchange: &RefCell<&mut Exchange>,
-        origin: &Stream,
-    ) -> Upload {
-        let timeouts = &self.context.timeouts;
+    async fn upload(&self, inbox: &mut Inbox) -> Upload {
+        let Self { origin, exchange, session: Exchanging { context, client, .. }, .. } = self;
+        let timeouts = &context.timeouts;
         loop {
             let received =
-                tokio::time::timeout(timeouts.client_stall, self.client.recv(inbox.room())).await;
+                tokio::time::timeout(timeouts.client_stall, client.recv(inbox.room())).await;
             match received {
                 Ok(Ok(n @ 1..)) => inbox.filled(n),
                 // The client owes nothing while the origin owes a 100, or while it gets an answer.
@@ -172,7 +205,7 @@ impl Exchanging<'_> {
                 };
                 inbox.consume(n);
                 left -= n;
-                self.context.metrics.request_bytes.add(n as u64);
+                context.metrics.request_bytes.add(n as u64);
             }
             // Chunks that cannot be read still go to the origin; it will say what it thinks of
             // them, and its socket is not used again.
@@ -183,18 +216,11 @@ impl Exchanging<'_> {
     }
 
     /// Receives the response and forwards all of it but the last part.
-    async fn respond(
-        self,
-        exchange: &RefCell<&mut Exchange>,
-        origin: &Stream,
-        reused: bool,
-        buffer: &mut Buffer,
-        judge: &Judge<'_>,
-    ) -> Attempt {
+    async fn respond(&self, buffer: &mut Buffer) -> Attempt {
+        let Self { session, origin, exchange, judge, .. } = self;
         // Until the response begins, or this is given up.
         let mut owing = judge.conduct.owe();
         let (mut judged, mut forwarded) = (false, false);
-        let failed = |failure| Attempt::OriginFailed { failure, unseen: false };
         // Bytes at the buffer's front that are too few to be judged.
         let mut held = 0;
         loop {
@@ -202,7 +228,7 @@ impl Exchanging<'_> {
                 origin.quick_ack();
             }
             let begun = forwarded || held > 0;
-            let received = match self.receive(origin, &mut buffer[held..], judge, begun).await {
+            let received = match self.receive(&mut buffer[held..], begun).await {
                 Ok(received) => received,
                 Err(GivenUp::ClientGone) => return Attempt::ClientGone,
                 Err(GivenUp::Silenced) => return Attempt::Elsewhere,
@@ -215,10 +241,12 @@ impl Exchanging<'_> {
                     };
                 }
                 // Bytes that somebody else's exchange has left behind must reach nobody. Only what
-                // cannot be a response shows itself as such; on a new socket there is no such past.
-                Ok(n) if reused && !exchange.borrow().response_started() => {
+                // cannot be a response shows itself as such, or cannot be one to this request; on a
+                // new socket there is no such past.
+                Ok(n) if self.reused && !exchange.borrow().response_started() => {
                     held += n;
-                    if !may_begin_response(&buffer[..held]) {
+                    if !may_begin_response(&buffer[..held]) || !origin.has_reached_peer(self.sent())
+                    {
                         return failed(Failure::NoResponse);
                     }
                     if held < RESPONSE_BEGINS.len() {
@@ -236,19 +264,19 @@ impl Exchanging<'_> {
             if !judged
                 && let Some(status) = exchange.borrow().status()
                 && !std::mem::replace(&mut judged, true)
-                && self.is_better_elsewhere(judge, status)
+                && self.is_better_elsewhere(status)
                 && judge.may_repeat
                 && !forwarded
                 && judge.conduct.has_others()
                 // Without a permit the client gets this response: better than one of ours.
-                && self.may_retry(judge.retry)
+                && session.may_retry(judge.retry)
             {
                 return Attempt::Elsewhere;
             }
             forwarded = true;
             // There will be no other attempt.
             drop(judge.retry.take());
-            self.context.metrics.response_bytes.add(step.forward as u64);
+            session.context.metrics.response_bytes.add(step.forward as u64);
             match step.state {
                 Progress::Done => {
                     return Attempt::Complete { tail: step.forward, uploaded: true };
@@ -256,11 +284,11 @@ impl Exchanging<'_> {
                 Progress::Tunnel(_) => return Attempt::Tunnel { tail: step.forward },
                 Progress::More => {
                     if exchange.borrow().ends_with_connection() {
-                        self.client.reset_if_killed();
+                        session.client.reset_if_killed();
                     }
                     let left = exchange.borrow().response_left();
                     let left = left.map(|left| left.saturating_add(step.forward as u64));
-                    if self.send(&buffer[..step.forward], left).await.is_err() {
+                    if session.send(&buffer[..step.forward], left).await.is_err() {
                         return Attempt::ClientGone;
                     }
                 }
@@ -269,17 +297,17 @@ impl Exchanging<'_> {
     }
 
     /// Counts a response's status. Answers whether another origin had better be asked.
-    fn is_better_elsewhere(self, judge: &Judge<'_>, status: u16) -> bool {
-        let ejected = judge.conduct.responded(status);
-        ejected && self.retries_on(Condition::Ejected)
-            || matches!(status, 502..=504) && self.retries_on(Condition::GatewayError)
+    fn is_better_elsewhere(&self, status: u16) -> bool {
+        let ejected = self.judge.conduct.responded(status);
+        ejected && self.session.retries_on(Condition::Ejected)
+            || matches!(status, 502..=504) && self.session.retries_on(Condition::GatewayError)
     }
 
     /// Waits until the origin is ejected for its silence, and the request may be tried elsewhere.
-    async fn silenced(self, judge: &Judge<'_>) {
+    async fn silenced(&self) {
         loop {
-            judge.conduct.silenced().await;
-            if self.may_retry(judge.retry) {
+            self.judge.conduct.silenced().await;
+            if self.session.may_retry(self.judge.retry) {
                 return;
             }
             // Others are being tried again, which does not take long elsewhere.
@@ -290,30 +318,40 @@ impl Exchanging<'_> {
     /// Receives from the origin; notices after a while if the client leaves meanwhile, or if the
     /// origin is ejected for its silence and another one can be asked instead.
     async fn receive(
-        self,
-        origin: &Stream,
+        &self,
         buffer: &mut [u8],
-        judge: &Judge<'_>,
         begun: bool,
     ) -> Result<std::io::Result<usize>, GivenUp> {
-        let mut receive = std::pin::pin!(origin.recv(buffer));
+        let Self { session: Exchanging { context, client, .. }, judge, .. } = self;
+        let mut receive = std::pin::pin!(self.origin.recv(buffer));
         if let Ok(received) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut receive).await {
             return Ok(received);
         }
-        let silenced_counts = judge.may_repeat && !begun && self.retries_on(Condition::Ejected);
+        let silenced_counts =
+            judge.may_repeat && !begun && self.session.retries_on(Condition::Ejected);
         let slow = async {
             tokio::select! {
                 biased;
                 received = receive => Ok(received),
-                () = self.client.reset(), if judge.watch_client => Err(GivenUp::ClientGone),
-                () = self.silenced(judge), if silenced_counts => Err(GivenUp::Silenced),
-                () = tokio::time::sleep(self.context.timeouts.origin_stall) => {
+                () = client.reset(), if judge.watch_client => Err(GivenUp::ClientGone),
+                () = self.silenced(), if silenced_counts => Err(GivenUp::Silenced),
+                () = tokio::time::sleep(context.timeouts.origin_stall) => {
                     Ok(Err(ErrorKind::TimedOut.into()))
                 }
             }
         };
         Box::pin(slow).await
     }
+
+    /// How much of the request was sent.
+    fn sent(&self) -> u64 {
+        self.origin.sent() - self.sent_before + self.sent_by_kernel
+    }
+}
+
+/// Some of the request may have been seen.
+fn failed(failure: Failure) -> Attempt {
+    Attempt::OriginFailed { failure, unseen: false }
 }
 
 /// Why a response is not waited for any longer.
