@@ -120,13 +120,16 @@ pub fn sends(slot: u32, cookie: u64, more: u32, urgent: bool) {
     if place.cookie() != cookie {
         return;
     }
-    // SAFETY: a value of the map, whose words are read and written whole. In this phase nobody else
+    let word = place.word();
+    // Or the exchange was handed over before its message was.
+    let asked = word.phase() == Phase::Head || word.phase() == Phase::Relay && word.owner() != 0;
+    // SAFETY: a value of the map, whose words are read and written whole. In these phases nobody else
     // writes to the one: the response's program runs under the same socket's lock.
     unsafe {
         if urgent {
             (&raw mut (*place.slot).stray).write_volatile(Stray::Request as u8);
         }
-        if place.word().phase() == Phase::Head {
+        if asked {
             let remaining = &raw mut (*place.slot).remaining;
             remaining.write_volatile(remaining.read_volatile().saturating_sub(more));
         }

@@ -253,6 +253,13 @@ const SCENARIOS: &[Scenario] = &[
         ..EAGER
     },
     Scenario {
+        name: "requests that take too long to be sent",
+        impatient: true,
+        sockets: 2,
+        budget: Budget { junk: 1, end: 1, ..NOTHING },
+        ..BASE
+    },
+    Scenario {
         name: "lost events",
         not_plain: true,
         budget: Budget { lost: 1, junk: 1, ..NOTHING },
@@ -302,6 +309,7 @@ const MISTAKES: &[Scenario] = &[
     },
     Scenario {
         name: "a request to whatever socket is in the slot",
+        impatient: true,
         sockets: 2,
         budget: Budget { reset: 1, ..NOTHING },
         mistakes: &[Mistake::LookupUnchecked],
@@ -313,6 +321,28 @@ const MISTAKES: &[Scenario] = &[
         sockets: 2,
         budget: Budget { reset: 1, ..NOTHING },
         mistakes: &[Mistake::SendsTwice],
+        ..BASE
+    },
+    Scenario {
+        name: "a response to a request that was not sent",
+        budget: Budget { goodbye: 1, ..NOTHING },
+        mistakes: &[Mistake::AnswersUnsent],
+        ..BASE
+    },
+    Scenario {
+        name: "a request that is sent after the exchange is handed over",
+        clients: &[&[GET]],
+        sockets: 2,
+        budget: Budget { end: 1, ..NOTHING },
+        mistakes: &[Mistake::CountsTooShort],
+        ..BASE
+    },
+    Scenario {
+        name: "a request that is on its way when the daemon goes on",
+        clients: &[&[GET]],
+        sockets: 2,
+        budget: Budget { end: 1, ..NOTHING },
+        mistakes: &[Mistake::TakesUnsent],
         ..BASE
     },
     Scenario {

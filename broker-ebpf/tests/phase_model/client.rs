@@ -136,6 +136,11 @@ impl Client {
         self.side != Side::Open
     }
 
+    /// Whether its message is on its way to the socket in a slot.
+    pub(crate) fn sends_to(&self, to: usize) -> bool {
+        matches!(self.run, At::Claim(Claim { slot, .. }, _) if slot == to)
+    }
+
     pub(crate) fn is_waiting(&self) -> bool {
         !self.is_gone() && (self.begun || self.got < self.sent)
     }
@@ -422,6 +427,8 @@ impl World {
                 let kind = context.scenario.clients[index][usize::from(ask.number)];
                 fields.head_only = kind == Kind::Head;
                 fields.request = Some(ask);
+                fields.unsent = true;
+                fields.strayed = false;
                 fields.uses_left = fields.uses_left.saturating_sub(1);
                 let claim = Claim { cookie: fields.cookie, ..claim };
                 let step = if context.errs(Mistake::NoClaim) { Step::Find } else { Step::Sent };
@@ -460,7 +467,7 @@ impl World {
                 let client = &mut self.clients[index];
                 client.slot = Some(slot);
                 client.way = Way::Kernel;
-                self.put(socket, ask);
+                self.put(context, claim, socket, ask);
                 ("sends to the origin", At::Rest)
             }
             Step::Undo => {
@@ -481,9 +488,19 @@ impl World {
         }
     }
 
-    fn put(&mut self, socket: usize, ask: Ask) {
+    fn put(&mut self, context: &Context, claim: Claim, socket: usize, ask: Ask) {
+        let word = self.word(claim.slot);
+        let handed_over = word.phase() == Phase::Relay && word.owner() != 0;
+        let counts =
+            word.phase() == Phase::Head || handed_over && !context.errs(Mistake::CountsTooShort);
+        if counts && self.slots[claim.slot].cookie == Some(socket) {
+            self.slots[claim.slot].unsent = false;
+        }
+        let broken_off = self.has_broken_off(ask.client);
         let socket = &mut self.sockets[socket];
-        if !socket.closed && !socket.ended {
+        if socket.closed && !broken_off {
+            self.fail("a request is refused after the daemon has gone on with it");
+        } else if !socket.closed && !socket.ended {
             socket.asks.push(ask);
         }
     }

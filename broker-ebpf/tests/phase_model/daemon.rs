@@ -13,6 +13,8 @@ const ATTEMPTS: u8 = 2;
 pub(crate) struct Daemon {
     /// Sockets left to the kernel, by slot.
     pub(crate) held: [Option<usize>; SLOTS],
+    /// Slots whose request was on its way when it looked.
+    looks_again: [bool; SLOTS],
     sessions: Vec<Session>,
     /// What it does before anything else; the last is next.
     pub(crate) jobs: Vec<Job>,
@@ -101,7 +103,12 @@ pub(crate) enum Job {
 
 impl Daemon {
     pub(crate) fn new(clients: usize) -> Self {
-        Self { held: [None; SLOTS], sessions: vec![Session::default(); clients], jobs: Vec::new() }
+        Self {
+            held: [None; SLOTS],
+            looks_again: [false; SLOTS],
+            sessions: vec![Session::default(); clients],
+            jobs: Vec::new(),
+        }
     }
 }
 
@@ -200,9 +207,10 @@ impl World {
             let phase = self.word(slot).phase();
             let told = (0..3).any(|owner| self.events.contains(&Event(slot, owner)));
             let cut = phase == Phase::Body && self.slots[slot].ended;
+            let again = self.daemon.looks_again[slot] && !self.is_being_sent(slot);
             let lost = context.scenario.budget.lost > 0;
             if self.sockets.iter().all(|socket| socket.run.is_none())
-                && (cut || lost && !told && matches!(phase, Phase::Relay | Phase::Dirty))
+                && (cut || again || lost && !told && matches!(phase, Phase::Relay | Phase::Dirty))
             {
                 begin("looks at a slot in time", true, &[Job::Sweep(slot)], &|_| {});
             }
@@ -283,7 +291,7 @@ impl World {
                 "does what the event says"
             }
             Job::Hear(Event(slot, _)) | Job::LookAt(slot) => {
-                self.look_at(slot);
+                self.look_at(context, slot);
                 "looks at the word"
             }
             Job::Unown { slot, word, socket, ask } => {
@@ -296,6 +304,11 @@ impl World {
                     Some((ask, client)) if !self.clients[client].is_gone() => {
                         if ask.client != client {
                             self.fail("the daemon takes over another client's request");
+                        }
+                        if self.slots[slot].strayed {
+                            // As if the origin had ended: another one is asked.
+                            self.sockets[socket].queue.clear();
+                            self.sockets[socket].ended = true;
                         }
                         let exchange = Exchange { ask, socket, begun: false, attempts: 1 };
                         self.daemon.sessions[client].taken_over.push(exchange);
@@ -468,15 +481,45 @@ impl World {
         }
     }
 
-    fn look_at(&mut self, slot: usize) {
+    /// Whether a client is to be reset, or was.
+    pub(crate) fn has_broken_off(&self, client: usize) -> bool {
+        self.daemon.sessions[client].broken
+    }
+
+    /// Whether the request of an exchange that was handed over has not been sent.
+    fn is_unsent(&self, slot: usize) -> bool {
+        let word = self.word(slot);
+        word.phase() == Phase::Relay && word.owner() != 0 && self.slots[slot].unsent
+    }
+
+    /// Whether it still may be. The daemon only knows that this does not take long, or should not.
+    fn is_being_sent(&self, slot: usize) -> bool {
+        self.clients.iter().any(|client| client.sends_to(slot))
+    }
+
+    fn look_at(&mut self, context: &Context, slot: usize) {
         let word = self.word(slot);
         if !matches!(word.phase(), Phase::Relay | Phase::Dirty) {
             return;
+        }
+        let unsent = self.is_unsent(slot) && !context.errs(Mistake::TakesUnsent);
+        let patient = !context.scenario.impatient;
+        if unsent && self.is_being_sent(slot) && patient {
+            self.daemon.looks_again[slot] = true;
+            return;
+        }
+        self.daemon.looks_again[slot] = false;
+        if unsent
+            && patient
+            && client_of(word.owner()).is_some_and(|client| !self.clients[client].is_gone())
+        {
+            self.fail("a client whose request was sent is broken off");
         }
         let Some(socket) = self.daemon.held[slot].take() else { return };
         let ask = self.slots[slot].request;
         self.push(match (word.phase(), word.owner()) {
             (Phase::Relay, 0) => Job::Offer(socket),
+            (Phase::Relay, _) if unsent => Job::CloseBroken { slot, socket },
             (Phase::Relay, _) => Job::Unown { slot, word, socket, ask },
             (_, 0) => Job::Close(socket),
             _ => Job::CloseBroken { slot, socket },

@@ -296,8 +296,10 @@ impl World {
                 "nobody has asked: makes it dirty"
             }
             Phase::Head => {
+                let strayed = self.slots[slot].unsent && !context.errs(Mistake::AnswersUnsent);
+                self.slots[slot].strayed |= strayed && segment.bytes != Bytes::End;
                 let complete = match (segment.bytes, self.slots[slot].head_only) {
-                    (_, _) if segment.surplus => None,
+                    (_, _) if segment.surplus || strayed => None,
                     // A head without a body is all of it, or so the program takes it.
                     (Bytes::Whole(_) | Bytes::Goodbye, false)
                     | (Bytes::HeadOnly(_) | Bytes::First(_), true) => Some(true),

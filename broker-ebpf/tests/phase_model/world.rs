@@ -66,6 +66,7 @@ pub(crate) enum Bytes {
 
 /// A word and what goes with it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that the programs note one by one")]
 pub(crate) struct Slot {
     pub(crate) word: Word,
     /// The entry in the map of sockets, which may go before the slot is free.
@@ -76,6 +77,10 @@ pub(crate) struct Slot {
     pub(crate) request: Option<Ask>,
     pub(crate) uses_left: u8,
     pub(crate) ended: bool,
+    /// TCP has not got the request.
+    pub(crate) unsent: bool,
+    /// What came as a response was sent before that.
+    pub(crate) strayed: bool,
 }
 
 /// What the daemon is told: to look at a slot. The owner at the time is told too, but only
@@ -131,8 +136,8 @@ pub(crate) struct Scenario {
     pub(crate) sockets: usize,
     /// How many requests one of them may serve.
     pub(crate) uses: u8,
-    /// An exchange with a started response may have stalled, and an idle socket have expired, when
-    /// the daemon looks.
+    /// An exchange with a started response may have stalled, a request not have been sent for too
+    /// long, and an idle socket have expired, when the daemon looks.
     pub(crate) impatient: bool,
     pub(crate) budget: Budget,
     pub(crate) mistakes: &'static [Mistake],
@@ -160,6 +165,12 @@ pub(crate) enum Mistake {
     LookupUnchecked,
     /// A request whose socket is gone is sent elsewhere, although the daemon may have it by then.
     SendsTwice,
+    /// A response is taken for one to a request that the origin cannot have.
+    AnswersUnsent,
+    /// What TCP gets is not counted once the exchange is handed over.
+    CountsTooShort,
+    /// The daemon goes on with an exchange whose request may still be refused.
+    TakesUnsent,
     /// The daemon sends to a client that has not read all that was redirected to it.
     Overtakes,
     /// The daemon does so after it has looked at the phase only: an exchange that was cut off is
@@ -231,6 +242,8 @@ impl World {
             request: None,
             uses_left: 0,
             ended: false,
+            unsent: false,
+            strayed: false,
         };
         let mut daemon = Daemon::new(scenario.clients.len());
         daemon.held[0] = Some(0);
