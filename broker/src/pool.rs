@@ -120,6 +120,8 @@ struct Shared {
     pace: Cell<Pace>,
     /// Requests that the kernel had no idle socket for, at the last tick.
     missed: Cell<u64>,
+    /// How many sockets the next tick opens for the kernel, if it still has too few.
+    feed: Cell<usize>,
     waiters: RefCell<VecDeque<Waiter>>,
     next_id: Cell<u64>,
     events: Arc<IdleEvents>,
@@ -158,6 +160,7 @@ impl Pool {
             environment,
             pace: Cell::new(Pace::Free),
             missed: Cell::new(0),
+            feed: Cell::new(1),
             waiters: RefCell::default(),
             next_id: Cell::new(0),
             events: Arc::default(),

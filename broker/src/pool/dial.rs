@@ -23,6 +23,9 @@ const SLOW_DIAL: Duration = Duration::from_millis(250);
 /// So many requests that the kernel had no socket for, between two ticks, are worth another socket.
 const MISSES: u64 = 4;
 
+/// Most sockets that are opened for them in one tick.
+const FEED_MAX: usize = 8;
+
 impl Shared {
     pub(super) fn may_dial(&self, origin: &Origin, now: Instant) -> bool {
         let backoff = origin.backoff.borrow();
@@ -111,20 +114,26 @@ impl Shared {
     }
 
     /// The kernel keeps asking for more sockets than there are. Its requests come to the daemon then,
-    /// which costs about as much as a handshake, and rarely waits long enough to dial. One socket more
-    /// at a time follows the load, and does not answer a single burst with as many handshakes.
+    /// which costs about as much as a handshake, and rarely waits long enough to dial. A single burst
+    /// is not answered with as many handshakes, but while it goes on, twice as many sockets are opened
+    /// each time.
     pub(super) fn feed_kernel(self: &Rc<Self>, now: Instant) {
         let missed = self.origins.borrow().missed();
-        let mut pace = self.pace.get();
-        if missed.wrapping_sub(self.missed.replace(missed)) >= MISSES
-            && let Some(origin) = self.pick(None, now, |o| {
-                o.open.get() + o.dialling.get() < self.config.max_idle && self.can_dial(o, now)
-            })
-            && pace.permits(self.config.prewarm_rate, now)
-        {
-            self.dial(&origin, true);
-            self.pace.set(pace);
+        if missed.wrapping_sub(self.missed.replace(missed)) < MISSES {
+            return self.feed.set(1);
         }
+        let mut pace = self.pace.get();
+        for _ in 0..self.feed.get() {
+            let origin = self.pick(None, now, |o| {
+                o.open.get() + o.dialling.get() < self.config.max_idle && self.can_dial(o, now)
+            });
+            let Some(origin) = origin else { break };
+            if !pace.permits(self.config.prewarm_rate, now) || !self.dial(&origin, true) {
+                break;
+            }
+        }
+        self.pace.set(pace);
+        self.feed.set(FEED_MAX.min(2 * self.feed.get()));
     }
 
     /// Starts a dial. `early` means that nobody waits for it. `false` if the limits of connections
