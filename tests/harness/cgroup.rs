@@ -49,6 +49,12 @@ impl Cgroup {
         &self.path
     }
 
+    /// The same as a directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// A descriptor to which a process writes `0` to move in.
     pub(crate) fn procs(&self) -> Result<File> {
         let path = self.directory.join("cgroup.procs");

@@ -20,6 +20,30 @@ use crate::wait::within;
 /// How long a start and a stop may take.
 const PATIENCE: Duration = Duration::from_secs(15);
 
+/// What a daemon is started with.
+struct Files {
+    directory: PathBuf,
+    config: PathBuf,
+    admin: PathBuf,
+}
+
+impl Files {
+    fn write(lab: &Lab, config: &str) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("broker-").tempdir_in(lab.directory())?.keep();
+        let (file, admin) = (directory.join("broker.toml"), directory.join("admin.sock"));
+        fs::write(&file, format!("admin_socket = \"{}\"\n{config}", admin.display()))?;
+        Ok(Self { directory, config: file, admin })
+    }
+
+    /// `launch` is what to put before the arguments.
+    fn spawn(self, launch: Launch, netns: &Netns, cgroup: &Cgroup) -> Result<Daemon> {
+        let launch = launch.arg("run").arg("--config").arg(self.config);
+        let process = launch.netns(netns).cgroup(cgroup).spawn()?;
+        Ok(Daemon { process, admin: self.admin })
+    }
+}
+
 /// A running `broker run`. Dropping it ends it.
 #[derive(Debug)]
 pub struct Daemon {
@@ -44,6 +68,20 @@ impl Daemon {
         Self::spawn_as(lab, &lab.host, cgroup, config)?.ready(config)
     }
 
+    /// The same with a cgroup of the caller's for the root of all, as a container has it.
+    pub fn start_below(lab: &Lab, cgroup: &Cgroup, config: &str) -> Result<Self> {
+        // The namespaces, and the mount, end with the process.
+        const SCRIPT: &str = "mount -t cgroup2 none \"$0\" && exec \"$@\"";
+        let files = Files::write(lab, config)?;
+        let mount = files.directory.join("cgroup");
+        fs::create_dir(&mount)?;
+        let launch = Launch::new("unshare")
+            .args(["--cgroup", "--mount", "sh", "-c", SCRIPT])
+            .arg(mount)
+            .arg(binary()?);
+        files.spawn(launch, &lab.host, cgroup)?.ready(config)
+    }
+
     fn ready(mut self, config: &str) -> Result<Self> {
         let mut answer = Ok(String::new());
         within(PATIENCE, || {
@@ -62,18 +100,7 @@ impl Daemon {
     }
 
     fn spawn_as(lab: &Lab, netns: &Netns, cgroup: &Cgroup, config: &str) -> Result<Self> {
-        let directory =
-            tempfile::Builder::new().prefix("broker-").tempdir_in(lab.directory())?.keep();
-        let (file, admin) = (directory.join("broker.toml"), directory.join("admin.sock"));
-        fs::write(&file, format!("admin_socket = \"{}\"\n{config}", admin.display()))?;
-        let process = Launch::new(binary()?)
-            .arg("run")
-            .arg("--config")
-            .arg(&file)
-            .netns(netns)
-            .cgroup(cgroup)
-            .spawn()?;
-        Ok(Self { process, admin })
+        Files::write(lab, config)?.spawn(Launch::new(binary()?), netns, cgroup)
     }
 
     /// A connection to its admin socket, for whatever is not a request.

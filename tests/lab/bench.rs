@@ -1,7 +1,7 @@
 //! The broker beside its peers: how much they carry, how exact their limits are, and what clients
 //! notice of an origin that fails.
 
-mod bystanders;
+pub(crate) mod bystanders;
 mod faults;
 mod limits;
 mod load;

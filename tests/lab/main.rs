@@ -8,6 +8,7 @@ mod progress;
 mod text;
 mod torture;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -33,6 +34,12 @@ enum Command {
     Load {
         /// A plan, as JSON.
         plan: String,
+    },
+    /// Makes the connections of one turn of `bench bystanders`.
+    #[command(hide = true)]
+    Bystanders {
+        /// The cgroup of the clients.
+        cgroup: PathBuf,
     },
     /// Carries out one plan of torture.
     #[command(hide = true)]
@@ -72,6 +79,10 @@ fn run(command: Command) -> Result<bool> {
         Command::Torture(options) => {
             interrupt::watch()?;
             torture::run(&options)
+        }
+        Command::Bystanders { cgroup } => {
+            text::print(&bench::bystanders::turn(&cgroup)?.to_string());
+            Ok(true)
         }
         Command::TortureRun { plan } => {
             let report = harness::torture::run(&serde_json::from_str(&plan)?)?;

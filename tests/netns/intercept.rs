@@ -63,6 +63,24 @@ fn other_cgroups_are_left_alone() {
 }
 
 #[test]
+fn a_daemon_that_sees_a_part_of_the_cgroups_serves_that_part() {
+    let lab = Lab::new(1).unwrap();
+    let origins = scripted(&lab, 1);
+    let keys = "intercept = [\"origins\"]\norigins = ORIGINS";
+    let daemon = Daemon::start_below(&lab, &lab.clients_cgroup, &config(&lab, "", keys)).unwrap();
+    let seen = || daemon.snapshot().unwrap().datapath;
+    let before = seen();
+    assert!(goes_directly(&lab, &origins[0]), "this test is not in that part");
+    assert_eq!(seen().others_attempted, before.others_attempted);
+    let url = format!("http://{}/inside", lab.origin(0));
+    let client = lab.client("curl").args(["-sS", &url]);
+    let said = client.output(SOON).unwrap().success().unwrap();
+    assert!(said.ends_with(" /inside"), "{said}");
+    let after = seen();
+    assert_eq!((after.rewritten, after.others_attempted), (1, before.others_attempted + 1));
+}
+
+#[test]
 fn a_virtual_address_is_served_and_seen_as_the_peer() {
     let lab = Lab::new(2).unwrap();
     let _origins = scripted(&lab, 2);

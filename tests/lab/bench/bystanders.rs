@@ -2,16 +2,20 @@
 //!
 //! One thread, which stays on one processor, is client and server of short connections on loopback,
 //! one after the other: whatever the kernel does for them it does on this processor, so that the
-//! time that passes is the processor time of both ends. A daemon that brokers something else runs,
-//! or does not, in turns.
+//! time that passes is the processor time of both ends. Its clients are in a cgroup that its server is
+//! not in. In turns no daemon runs, one that brokers something else, and one for which that cgroup is all
+//! there is: its programs see the clients' ends only, as if the servers were on other hosts.
 
+use std::fs;
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use broker::clock;
 use clap::Args;
+use harness::process::Launch;
 use harness::{Daemon, Lab};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -26,6 +30,9 @@ use crate::text::{self, us};
 const CHUNK: u32 = 200;
 /// Chunks of a turn, so few that what is in TIME_WAIT of all turns stays below the kernel's limit.
 const CHUNKS: usize = 25;
+
+/// How long a turn may take.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Options of `bench bystanders`.
 #[derive(Clone, Debug, Args)]
@@ -44,10 +51,13 @@ pub(crate) struct Options {
 struct Cost {
     /// Median of the turns without a daemon.
     without_us: f64,
-    /// Median of the turns with one.
+    /// Median of the turns with one for the whole host.
     with_us: f64,
-    /// Median of the differences of a turn with and the one just before, without.
-    cost_us: f64,
+    /// Median of the differences of a turn in which the programs see the clients' ends, and the one
+    /// before without a daemon.
+    client_us: f64,
+    /// The same if they see both.
+    both_us: f64,
 }
 
 /// Measures and shows.
@@ -56,29 +66,32 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let turns = u64::from(options.turns);
     progress.say(&format!("{turns} turns, each without and with a daemon"));
     let lab = Lab::new(1)?;
-    let (mut without, mut with) = (Vec::new(), Vec::new());
+    let (mut without, mut client, mut both) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..turns {
         interrupt::check()?;
         progress.show("connections", turn, turns);
         without.push(one(&lab)?);
+        let daemon = Daemon::start_below(&lab, &lab.clients_cgroup, &config(&lab))?;
+        client.push(one(&lab)?);
+        daemon.stop()?;
         let daemon = Daemon::start(&lab, &config(&lab))?;
-        with.push(one(&lab)?);
+        both.push(one(&lab)?);
         daemon.stop()?;
     }
     progress.clear();
 
-    let differences = without.iter().zip(&with).map(|(without, with)| with - without).collect();
-    let cost =
-        Cost { without_us: median(without), with_us: median(with), cost_us: median(differences) };
-    let rules = [Rule::time_us("a connection that is none of the broker's", cost.cost_us, 1.5)];
+    let more = |with: &[f64]| median(without.iter().zip(with).map(|(a, b)| b - a).collect());
+    let (client_us, both_us) = (more(&client), more(&both));
+    let cost = Cost { without_us: median(without), with_us: median(both), client_us, both_us };
+    let rules = [Rule::time_us("a connection to another host, for its client", client_us, 1.5)];
     if options.json {
         text::print(&serde_json::to_string_pretty(&cost)?);
         eprint!("{}", rules::render(&rules, false));
     } else {
         let Cost { without_us, with_us, .. } = cost;
         text::print(&format!(
-            "Connect, accept and close at both ends: {without_us:.2} us without a daemon on this host, \
-             {with_us:.2} us with one.\n"
+            "Connect, accept and close: {without_us:.2} us without a daemon on this host, {with_us:.2} us \
+             with one.\nThat is {client_us:.2} us more at the client's end, {both_us:.2} us at both.\n"
         ));
         text::print(&rules::render(&rules, text::colours()));
     }
@@ -94,15 +107,26 @@ fn config(lab: &Lab) -> String {
     )
 }
 
+/// The time of one connection in a turn, which is a process of its own to be moved around.
+fn one(lab: &Lab) -> Result<f64> {
+    let turn = Launch::new(std::env::current_exe()?)
+        .arg("bystanders")
+        .arg(lab.clients_cgroup.directory())
+        .netns(&lab.host);
+    Ok(turn.output(PATIENCE)?.success()?.trim().parse()?)
+}
+
 /// A turn: the time of one connection in a quarter of the chunks is this or less. What disturbs the
 /// machine only ever adds.
-fn one(lab: &Lab) -> Result<f64> {
-    let mut chunks = lab.host.run(|| -> Result<Vec<f64>> {
-        stay()?;
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
-        let address = listener.local_addr()?;
-        (0..CHUNKS).map(|_| Ok(us(chunk(&listener, address)?) / f64::from(CHUNK))).collect()
-    })?;
+pub(crate) fn turn(clients: &Path) -> Result<f64> {
+    stay()?;
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let address = listener.local_addr()?;
+    // Sockets belong to the cgroup that they are made in; accepted ones, to their listener's.
+    fs::write(clients.join("cgroup.procs"), "0")?;
+    let mut chunks: Vec<_> = (0..CHUNKS)
+        .map(|_| Ok(us(chunk(&listener, address)?) / f64::from(CHUNK)))
+        .collect::<Result<_>>()?;
     chunks.sort_by(f64::total_cmp);
     Ok(chunks[chunks.len() / 4])
 }
