@@ -93,6 +93,8 @@ struct Results {
     kernel_warnings: usize,
     /// Their lines.
     kernel_log: Vec<String>,
+    /// Warnings of a fault that the kernel has without us.
+    known_kernel_warnings: usize,
     /// Origin sockets still leased when nobody was left.
     leases_left: u64,
     /// Whether the daemon was alive to the end and stopped as it should.
@@ -130,7 +132,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let after = snapshot(&daemon).unwrap_or_default();
     let log = daemon.log();
     let stopped = daemon.stop();
-    let kernel_log = kernel_log.warnings()?;
+    let complaints = kernel_log.complaints()?;
     progress.clear();
     if let Err(error) = &stopped {
         eprintln!("{error:#}");
@@ -141,8 +143,9 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         steered_percent: steered(&before, &after, |_| true),
         plain_steered_percent: steered(&before, &after, |service| service == PLAIN),
         not_steered: not_steered(&after),
-        kernel_warnings: kernel_log.len(),
-        kernel_log,
+        kernel_warnings: complaints.unknown.len(),
+        kernel_log: complaints.unknown,
+        known_kernel_warnings: complaints.known.len(),
         leases_left,
         daemon_stopped: stopped.is_ok(),
     };

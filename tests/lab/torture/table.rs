@@ -40,6 +40,7 @@ pub(super) fn render(results: &Results, colours: bool) -> String {
         ("left by their client", report.abandoned),
         ("behind the last", report.cancelled),
         ("repeated by the broker", report.repeated),
+        ("the kernel's own faults", results.known_kernel_warnings as u64),
     ] {
         writeln!(out, "{name:<24}{:>12}", count(n)).ok();
     }
