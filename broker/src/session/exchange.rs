@@ -326,6 +326,8 @@ impl Exchanging<'_> {
         ends_when_silent_for: Option<Duration>,
     ) -> After {
         self.context.metrics.exchanges.inc();
+        // Before the client has anything that could be taken for all there is.
+        self.client.reset_if_killed();
         if self.send(tail, None).await.is_err() {
             self.context.metrics.clients_gone.inc();
             lease.settle(Verdict::Close(CloseReason::ClientGone), None);
