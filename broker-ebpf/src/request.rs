@@ -229,21 +229,20 @@ fn send(ctx: &SkMsgContext, route: &Route, state: &mut Steered, plain: &PlainReq
 fn write_request(ctx: &SkMsgContext, place: Place, plain: &PlainRequest) -> u32 {
     // SAFETY: the context that the kernel handed to the program.
     let (data, size) = unsafe { ((*ctx.msg).__bindgen_anon_1.data, (*ctx.msg).size) };
-    let slot = place.slot;
-    // SAFETY: a value of the map, which belongs to the claiming program alone.
-    unsafe {
-        if (*slot).exchanges > 0
-            && let Some(group) = place.group()
-        {
-            atomic::add(&raw mut (*group).reused, 1);
-        }
-        (*slot).started_ns = bpf_ktime_get_ns();
-        (*slot).remaining = size;
-        (*slot).exchanges += 1;
-        (*slot).uses_left = (*slot).uses_left.saturating_sub(1);
-        (*slot).head_only = u8::from(plain.head_only);
-        (*slot).request_len = 0;
+    let exchanges = place.exchanges();
+    if exchanges > 0
+        && let Some(group) = place.group()
+    {
+        // SAFETY: a value of the map.
+        unsafe { atomic::add(&raw mut (*group).reused, 1) };
     }
+    // SAFETY: takes nothing and answers a number.
+    place.set_started_ns(unsafe { bpf_ktime_get_ns() });
+    place.set_remaining(size);
+    place.set_exchanges(exchanges.wrapping_add(1));
+    place.set_uses_left(place.uses_left().saturating_sub(1));
+    place.set_head_only(plain.head_only.into());
+    place.set_request_len(0);
     if let Some(copy) = REQUESTS.get_ptr_mut(place.index) {
         let len = atomic::masked::<{ 2 * REQUEST_BYTES_MAX - 1 }>(size as usize);
         // The scan has seen that it fits.
@@ -252,8 +251,7 @@ fn write_request(ctx: &SkMsgContext, place: Place, plain: &PlainRequest) -> u32 
             let failed =
                 unsafe { bpf_probe_read_kernel(copy.cast(), len as u32, data.cast_const().cast()) };
             if failed == 0 {
-                // SAFETY: as above.
-                unsafe { (*slot).request_len = len as u32 };
+                place.set_request_len(len as u32);
             }
         }
     }

@@ -64,20 +64,9 @@ pub fn broker_response(ctx: SkBuffContext) -> u32 {
 /// How many of the segment's bytes are new; the others are cut off. `None` if that cannot be told.
 #[inline(always)]
 fn new_bytes(skb: *mut __sk_buff, place: Place) -> Option<u32> {
-    let slot = place.slot;
-    // SAFETY: a value of the map, which this program alone uses while the socket is in its map.
-    let (known, next_seq) = unsafe {
-        (
-            (&raw const (*slot).in_step).read_volatile(),
-            (&raw const (*slot).next_seq).read_volatile(),
-        )
-    };
-    let new = segment::new_bytes(skb, known != 0, next_seq)?;
-    // SAFETY: as above.
-    unsafe {
-        (*slot).next_seq = new.next_seq;
-        (*slot).in_step = 1;
-    }
+    let new = segment::new_bytes(skb, place.in_step() != 0, place.next_seq())?;
+    place.set_next_seq(new.next_seq);
+    place.set_in_step(1);
     Some(new.len)
 }
 
@@ -130,19 +119,14 @@ fn to_daemon(place: Place, word: Word) -> Option<u32> {
 fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> {
     let Some(stray) = stray(ctx.skb.skb, place) else { return to_daemon(place, word) };
     if stray != Stray::None as u8 {
-        // SAFETY: a value of the map, which belongs to this program while a response comes.
-        unsafe {
-            (&raw mut (*place.slot).stray).write_volatile(stray);
-            (&raw mut (*place.slot).remaining).write_volatile(0);
-        }
+        place.set_stray(stray);
+        place.set_remaining(0);
     }
     if stray == Stray::Response as u8 {
         tally(Tally::Unsolicited);
         return to_daemon(place, word);
     }
-    // SAFETY: as above.
-    let head_only = unsafe { (&raw const (*place.slot).head_only).read_volatile() } != 0;
-    let plain = match scan(ctx.skb.skb, place, len, head_only) {
+    let plain = match scan(ctx.skb.skb, place, len, place.head_only() != 0) {
         // Bytes after the end: the daemon knows how to give the client its own only.
         Ok(plain) if plain.total < len => Err(WhyNot::Surplus),
         result => result,
@@ -161,27 +145,22 @@ fn first(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32>
             return verdict;
         }
     };
+    // While it is this exchange's.
+    let started_ns = place.started_ns();
+    // SAFETY: a value of the map, which belongs to this program while a response comes.
+    unsafe { (*place.slot).origin_idle_s = plain.origin_idle_s };
     if plain.total == len {
-        // SAFETY: as above.
-        unsafe {
-            (*place.slot).origin_idle_s = plain.origin_idle_s;
-        }
-        let started_ns = started_ns(place);
         if !finish(place, word) {
             return None;
         }
         count_first(place, &plain, len, started_ns);
         return Some(redirect(ctx, place, word.owner()));
     }
-    let started_ns = started_ns(place);
-    // SAFETY: as above.
-    unsafe {
-        (*place.slot).origin_idle_s = plain.origin_idle_s;
-        (*place.slot).remaining = plain.total - len;
-    }
     if !place.swap(word, word.with(Phase::Body)) {
         return None;
     }
+    // Not before: whoever takes the exchange over would take it for what is left of the request.
+    place.set_remaining(plain.total - len);
     count_first(place, &plain, len, started_ns);
     Some(redirect(ctx, place, word.owner()))
 }
@@ -194,9 +173,7 @@ fn stray(skb: *mut __sk_buff, place: Place) -> Option<u8> {
     // SAFETY: the context that the kernel handed to the program.
     let sk = unsafe { (*skb).__bindgen_anon_2.sk };
     let on_its_way = kmem::write_seq(sk)?.wrapping_sub(kmem::segment_ack_seq(skb)?);
-    // SAFETY: a value of the map, which belongs to this program while a response comes.
-    let request_len = unsafe { (&raw const (*place.slot).request_len).read_volatile() };
-    Some(flow::stray(request_len, remaining(place), on_its_way) as u8)
+    Some(flow::stray(place.request_len(), place.remaining(), on_its_way) as u8)
 }
 
 /// The rest of a response will not come.
@@ -208,7 +185,7 @@ fn cut_off(place: Place, word: Word) -> Option<u32> {
 /// More of a plain response.
 #[inline(always)]
 fn next(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> {
-    let remaining = remaining(place);
+    let remaining = place.remaining();
     if len == 0 {
         return cut_off(place, word);
     }
@@ -234,8 +211,7 @@ fn next(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> 
         count_bytes(place, len);
         return Some(redirect(ctx, place, word.owner()));
     }
-    // SAFETY: as above.
-    unsafe { (*place.slot).remaining = remaining - len };
+    place.set_remaining(remaining - len);
     count_bytes(place, len);
     Some(redirect(ctx, place, word.owner()))
 }
@@ -243,15 +219,11 @@ fn next(ctx: &SkBuffContext, place: Place, word: Word, len: u32) -> Option<u32> 
 /// The response is complete.
 #[inline(always)]
 fn finish(place: Place, word: Word) -> bool {
-    let slot = place.slot;
+    place.set_remaining(0);
     // SAFETY: a value of the map, which belongs to this program until the word is swapped.
-    let reusable = unsafe {
-        (*slot).remaining = 0;
-        (*slot).idle_since_ns = bpf_ktime_get_ns();
-        (&raw const (*slot).uses_left).read_volatile() > 0
-            && (&raw const (*slot).ended).read_volatile() == 0
-            && (&raw const (*slot).stray).read_volatile() == Stray::None as u8
-    };
+    unsafe { (*place.slot).idle_since_ns = bpf_ktime_get_ns() };
+    let reusable =
+        place.uses_left() > 0 && place.ended() == 0 && place.stray() == Stray::None as u8;
     let group = place.group();
     // SAFETY: a value of the map; aligned words are read whole.
     let wanted =
@@ -286,18 +258,6 @@ fn redirect(ctx: &SkBuffContext, place: Place, client: u64) -> u32 {
         unsafe { atomic::add(&raw mut (*group).clients_gone, 1) };
     }
     SK_DROP
-}
-
-#[inline(always)]
-fn remaining(place: Place) -> u32 {
-    // SAFETY: a value of the map, which belongs to this program while a response comes.
-    unsafe { (&raw const (*place.slot).remaining).read_volatile() }
-}
-
-#[inline(always)]
-fn started_ns(place: Place) -> u64 {
-    // SAFETY: a value of the map.
-    unsafe { (&raw const (*place.slot).started_ns).read_volatile() }
 }
 
 /// `started_ns` was read while the socket was this exchange's.

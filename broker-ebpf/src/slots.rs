@@ -17,6 +17,40 @@ pub struct Place {
     pub slot: *mut Slot,
 }
 
+/// Reads and writes a slot's fields, each whole. Whose they are when, [`Slot`] says.
+macro_rules! fields {
+    ($($get:ident $set:ident: $type:ty;)*) => {
+        impl Place {
+            $(
+                #[inline(always)]
+                pub fn $get(self) -> $type {
+                    // SAFETY: a value of the map; aligned words are read whole.
+                    unsafe { (&raw const (*self.slot).$get).read_volatile() }
+                }
+
+                #[inline(always)]
+                pub fn $set(self, value: $type) {
+                    // SAFETY: a value of the map; aligned words are written whole.
+                    unsafe { (&raw mut (*self.slot).$get).write_volatile(value) }
+                }
+            )*
+        }
+    };
+}
+
+fields! {
+    started_ns set_started_ns: u64;
+    remaining set_remaining: u32;
+    exchanges set_exchanges: u32;
+    uses_left set_uses_left: u32;
+    request_len set_request_len: u32;
+    next_seq set_next_seq: u32;
+    head_only set_head_only: u8;
+    ended set_ended: u8;
+    in_step set_in_step: u8;
+    stray set_stray: u8;
+}
+
 impl Place {
     #[inline(always)]
     pub fn at(index: u32) -> Option<Self> {
@@ -120,19 +154,14 @@ pub fn sends(slot: u32, cookie: u64, more: u32, urgent: bool) {
     if place.cookie() != cookie {
         return;
     }
+    if urgent {
+        place.set_stray(Stray::Request as u8);
+    }
     let word = place.word();
     // Or the exchange was handed over before its message was.
-    let asked = word.phase() == Phase::Head || word.phase() == Phase::Relay && word.owner() != 0;
-    // SAFETY: a value of the map, whose words are read and written whole. In these phases nobody else
-    // writes to the one: the response's program runs under the same socket's lock.
-    unsafe {
-        if urgent {
-            (&raw mut (*place.slot).stray).write_volatile(Stray::Request as u8);
-        }
-        if asked {
-            let remaining = &raw mut (*place.slot).remaining;
-            remaining.write_volatile(remaining.read_volatile().saturating_sub(more));
-        }
+    if word.phase() == Phase::Head || word.phase() == Phase::Relay && word.owner() != 0 {
+        // Nobody else writes to it now: the response's program runs under the same socket's lock.
+        place.set_remaining(place.remaining().saturating_sub(more));
     }
 }
 
@@ -143,8 +172,7 @@ pub fn origin_left(slot: u32, cookie: u64, gone: bool) {
     if place.cookie() != cookie {
         return;
     }
-    // SAFETY: a value of the map.
-    unsafe { (&raw mut (*place.slot).ended).write_volatile(1) };
+    place.set_ended(1);
     for _ in 0..TRIES {
         let word = place.word();
         let next = match word.phase() {
