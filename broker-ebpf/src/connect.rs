@@ -112,6 +112,10 @@ fn brokered(ctx: &SockAddrContext, dialled: &Address) -> Option<(u32, &'static S
         return None;
     }
     let slot = *TARGETS.get(&Key::new(TARGET_BITS, flow::target(dialled)))?;
+    // Nobody could dial it in the client's place.
+    if flow::is_link_local(&dialled.ip) {
+        return None;
+    }
     let service = SERVICES.get(slot)?;
     if socket_state(sk(addr)).is_some_and(|state| state.who == Who::Broker as u8) {
         return None;

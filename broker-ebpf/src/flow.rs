@@ -77,6 +77,14 @@ pub const fn is_v4(ip: &[u32; 4]) -> bool {
     ip[0] == 0 && ip[1] == 0 && ip[2] == MAPPED
 }
 
+/// Whether this is an IPv6 address that means something on one interface only, which it does not name
+/// (RFC 4291 section 2.5.6).
+#[must_use]
+#[inline(always)]
+pub const fn is_link_local(ip: &[u32; 4]) -> bool {
+    u32::from_be(ip[0]) >> 22 == 0xfe80 >> 6
+}
+
 /// A port in network byte order, from the whole word that `bpf_sock_ops.remote_port` has in
 /// network byte order.
 #[must_use]
@@ -298,6 +306,20 @@ mod tests {
         assert_eq!(local_port(0x1234), port);
         let [a, b] = 0x1234_u16.to_be_bytes();
         assert_eq!(user_port(u32::from_ne_bytes([a, b, 0, 0])), port);
+    }
+
+    #[test]
+    fn link_local_addresses_are_told() {
+        for (text, expected) in [
+            ("[fe80::1]:80", true),
+            ("[febf:ffff::1]:80", true),
+            ("[fec0::1]:80", false),
+            ("[fe7f::1]:80", false),
+            ("[2001:db8::1]:80", false),
+            ("169.254.1.1:80", false),
+        ] {
+            assert_eq!(is_link_local(&address(text).ip), expected, "{text}");
+        }
     }
 
     #[test]
