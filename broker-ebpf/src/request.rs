@@ -70,8 +70,15 @@ fn is_free(sk: *mut bpf_sock, route: &Route, state: &mut Steered) -> bool {
     // SAFETY: a value of the map; aligned words are read whole, and the daemon replaces the whole
     // value.
     let [sent_to, received_from] = unsafe { (&raw const (*client).relayed).read_volatile() };
+    // Of an exchange before, nothing can have gone another way than this program has sent it. Before
+    // the first, something may: what a client sends with its SYN (TCP Fast Open, RFC 7413), or hands to
+    // TCP before the handshake is complete, no program sees.
+    let all_here = state.way == Way::Kernel as u8
+        && sent_to == 0
+        && received_from == 0
+        && (state.served != 0 || kmem::write_seq(sk).is_some_and(|seq| seq == state.first_seq));
     let free = sent_to != BUSY
-        && (state.way == Way::Kernel as u8 && sent_to == 0 && received_from == 0
+        && (all_here
             || kmem::has_exchanged(sk, received_from as u32, state.first_seq, sent_to)
                 == Some(true))
         && reads_along(client, route, state);

@@ -341,7 +341,10 @@ fn enrol(ctx: &SockOpsContext, state: &mut SocketState) {
     let sk = sk(ops);
     let worker = state.route % WORKERS_MAX as u32;
     let cookie = cookie(ops);
-    let Some(steered) = steered_or_new(sk) else {
+    // A request that came with the SYN is the daemon's already.
+    let begun = load_u32!(ops: bpf_sock_ops, data_segs_out) != 0;
+    let steered = if begun { None } else { steered_or_new(sk) };
+    let Some(steered) = steered else {
         state.steering = Steering::None as u8;
         tally(Tally::NotEnrolled);
         return tell(worker, EventKind::Client, 0, cookie);

@@ -247,6 +247,14 @@ impl Stream {
         sys::unacknowledged(self.as_fd()).is_ok_and(|left| left < sent)
     }
 
+    /// Sends what lies in the queue because more was announced (`MSG_MORE`, send(2)), if so many bytes
+    /// do. Answers whether they did.
+    pub fn push(&self, bytes: u64) -> bool {
+        let held = sys::not_sent(self.as_fd()).is_ok_and(|held| held >= bytes);
+        // Setting this option, even again, pushes (tcp(7), `TCP_NODELAY`).
+        held && self.socket.set_nodelay(true).is_ok()
+    }
+
     /// Bytes sent so far.
     #[must_use]
     pub fn sent(&self) -> u64 {

@@ -258,6 +258,15 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
+/// How many bytes lie in a socket's queue that were never sent (`SIOCOUTQNSD`, linux/sockios.h).
+pub(crate) fn not_sent(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one c_int to `bytes`, which is one and lives across the call.
+    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) })?;
+    Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};

@@ -402,6 +402,78 @@ fn bytes_that_an_origin_sends_twice_reach_the_client_once() {
     }
 }
 
+/// Requests that reach TCP before any program can see them (Fast Open), or that TCP keeps because more was
+/// announced; the next ones follow before they are answered, or the end of the client's side does.
+const UNUSUAL_SENDS: &str = r#"
+import re, select, socket, sys, time
+MSG_FASTOPEN, TCP_FASTOPEN_NO_COOKIE = 0x20000000, 34
+address = (sys.argv[1], int(sys.argv[2]))
+def get(path):
+    return b"GET " + path + b" HTTP/1.1\r\nHost: test\r\n\r\n"
+def read(s, n):
+    s.settimeout(8)
+    got, paths = b"", []
+    while len(paths) < n:
+        piece = s.recv(10000)
+        assert piece, (got, "ended")
+        got += piece
+        paths = re.findall(rb"\d (/\w\d)", got)
+    return paths
+def fast_open(gap, no_cookie):
+    s = socket.socket()
+    s.setblocking(not no_cookie)
+    if no_cookie:
+        s.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE, 1)
+    s.sendto(get(b"/f1"), MSG_FASTOPEN, address)
+    s.setblocking(False)
+    select.select([], [s], [], 8)
+    time.sleep(gap)
+    s.send(get(b"/f2"))
+    return read(s, 2)
+def more(gap):
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex(address)
+    select.select([], [s], [], 8)
+    s.send(get(b"/m0"))
+    assert read(s, 1) == [b"/m0"]
+    s.send(get(b"/m1"), socket.MSG_MORE)
+    time.sleep(gap)
+    s.send(get(b"/m2"))
+    return read(s, 2)
+def more_then_end(gap):
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex(address)
+    select.select([], [s], [], 8)
+    s.send(get(b"/e1"), socket.MSG_MORE)
+    time.sleep(gap)
+    s.shutdown(socket.SHUT_WR)
+    return read(s, 1)
+for gap in (0, 0.001, 0.01, 0.03, 0.1):
+    for no_cookie in (True, False):
+        assert fast_open(gap, no_cookie) == [b"/f1", b"/f2"], ("fast open", gap, no_cookie)
+    assert more(gap) == [b"/m1", b"/m2"], ("more", gap)
+    assert more_then_end(gap) == [b"/e1"], ("more, then the end", gap)
+print("in order")
+"#;
+
+#[test]
+fn responses_stay_in_order_whatever_way_their_requests_go() {
+    for steer in ["auto", "kernel", "relay"] {
+        let lab = Lab::new(1).unwrap();
+        let _origin = Scripted::http(&lab.origins, lab.origin(0)).unwrap();
+        let daemon = daemon(&lab, steer);
+        let (ip, port) = (lab.origin(0).ip().to_string(), lab.origin(0).port().to_string());
+        let client = lab.client("python3").args(["-c", UNUSUAL_SENDS, &ip, &port]);
+        let said = client.output(Duration::from_mins(1)).unwrap().success();
+        let said = said.unwrap_or_else(|e| panic!("{steer}: {e:#}"));
+        assert_eq!(said.trim(), "in order", "{steer}");
+        let service = daemon.service().unwrap();
+        assert_eq!(service.exchanges, 5 * (2 * 2 + 3 + 1), "{steer}");
+    }
+}
+
 /// What a socket in the kernel's map would answer differently: `recv()` interrupted by a signal every
 /// millisecond, `MSG_WAITALL`, `splice()`, and the rest after half-closing.
 const BLOCKING: &str = r#"

@@ -312,9 +312,11 @@ impl Stock {
         };
         let noted = steering.noted(slot);
         let ended = noted.is_some_and(|noted| noted.ended);
-        // No response has begun, then: the program that sees one clears that.
+        // No response has begun, then: the program that sees one clears that. What its client has
+        // announced more for, TCP has, and keeps for a while.
         let unsent = noted.filter(|noted| noted.unsent > 0);
         let unsent = unsent.filter(|_| word.phase() == Phase::Relay && word.owner() != 0);
+        let unsent = unsent.filter(|noted| !self.push(slot, noted.unsent));
         if unsent.is_some_and(|n| steering::now().saturating_sub(n.started) < UNSENT_MAX) {
             // It may be on its way; the next sweep looks again.
             return Attention::None;
@@ -407,6 +409,13 @@ impl Stock {
 
     fn life(&self, free: usize) -> Option<Life> {
         self.held.borrow()[free].as_ref().map(|connection| connection.life)
+    }
+
+    /// See [`Stream::push`](crate::net::Stream::push).
+    fn push(&self, slot: usize, bytes: u32) -> bool {
+        let held = self.held.borrow();
+        let connection = &held[slot % self.steer.steering.layout().group_slots()];
+        connection.as_ref().is_some_and(|connection| connection.stream.push(bytes.into()))
     }
 
     /// The connection in a slot that is the daemon's now, with what it went through.
