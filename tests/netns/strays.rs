@@ -139,6 +139,57 @@ fn a_response_that_crosses_its_request_is_somebody_elses() {
     }
 }
 
+/// The origin ends its idle sockets one after the other, each when a request has just been sent there.
+#[test]
+fn idle_sockets_that_end_as_they_are_used_cost_no_attempt() {
+    const SOCKETS: usize = 6;
+    for way in ["relay", "kernel"] {
+        let lab = Lab::new(1).unwrap();
+        let detour = Detour::new(&lab, 0).unwrap();
+        let origin = Scripted::http(&lab.origins, lab.origin(0)).unwrap();
+        let (target, clients) = way_in(&lab, way);
+        let config = format!(
+            "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\n{clients}\norigins = {}\n\
+             [service.pool]\nprewarm = {SOCKETS}\n",
+            addresses(&lab.all_origins())
+        );
+        let daemon = Daemon::start(&lab, &config).unwrap();
+        let totals = || daemon.totals().unwrap();
+        // Each has served: a new one has no past.
+        let mut warm: Vec<_> =
+            (0..SOCKETS).map(|_| Client::connect(&lab.host, target).unwrap()).collect();
+        detour.delay(Duration::from_millis(50));
+        for client in &mut warm {
+            client.send("GET /warm HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        }
+        for client in &mut warm {
+            client.response().unwrap();
+        }
+        eventually(SOON, "they are idle", || totals().active == 0 && totals().idle >= 4);
+        detour.delay(Duration::ZERO);
+        detour.lose_every(1);
+        let mut client = Client::connect(&lab.host, target).unwrap();
+        client.send("GET /mine HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        eventually(SOON, "its request is on its way", || totals().active == 1);
+        for used in 0..origin.accepted() {
+            let connection =
+                origin.connection(if way == "relay" { origin.accepted() - 1 - used } else { used });
+            let before = totals().evicted;
+            connection.end().unwrap();
+            eventually(SOON, "it is noticed", || totals().evicted > before);
+        }
+        detour.lose_every(0);
+        let response = client.response().unwrap();
+        assert!(
+            response.status == 200 && response.text().ends_with(" /mine"),
+            "{way}: {response:?}"
+        );
+        // More often than a request is tried otherwise; the daemon's next socket is any of them.
+        let least = if way == "kernel" { 4 } else { 1 };
+        assert!(totals().retried >= least, "{way}: {:?}", totals());
+    }
+}
+
 #[test]
 fn what_crosses_an_opaque_request_is_somebody_elses() {
     let keys = "protocol = \"opaque\"\nreuse = \"quiet\"\nsettle_time = \"20ms\"";

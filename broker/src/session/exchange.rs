@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use self::attempt::{Attempt, Begun, Judge, RESPONSE_BEGINS, Request};
+use self::attempt::{Attempt, Begun, Judge, RESPONSE_BEGINS, Request, Seen};
 use super::refusal::Failure;
 use super::steered::Steered;
 use super::{Context, NoLease, checkout};
@@ -113,7 +113,9 @@ impl Exchanging<'_> {
     ) -> After {
         let mut failed_at: Option<SocketAddr> = None;
         let retry = Cell::new(None);
-        for attempts_left in (0..self.context.retries.attempts).rev() {
+        let mut attempts_left = self.context.retries.attempts;
+        loop {
+            attempts_left = attempts_left.saturating_sub(1);
             let lease = match begun.take() {
                 Some(begun) => Ok(begun),
                 None => self.lease(kept, failed_at, &retry).await.map(|lease| (lease, Begun::No)),
@@ -163,8 +165,15 @@ impl Exchanging<'_> {
                     };
                     lease.settle(Verdict::Close(reason), None);
                 }
-                Attempt::OriginFailed { failure, unseen } => {
+                Attempt::OriginFailed { failure, seen } => {
                     let started = exchange.response_started();
+                    // Origins end their idle sockets together: these cost no attempt, as there is one
+                    // such socket less each time.
+                    let crossed = seen == Seen::Hardly
+                        && head.method.is_idempotent()
+                        && self.context.retries.attempts > 1;
+                    attempts_left += usize::from(crossed);
+                    let unseen = seen == Seen::Nothing;
                     // Repeating needs the whole request still in hand, an origin that has not
                     // answered any of it, and a request that may run twice or did not run.
                     let wanted = !started
@@ -178,7 +187,7 @@ impl Exchanging<'_> {
                     // A socket that was kept open, and was dead, is the pool's own fault. Leaving it
                     // costs the origin nothing, as it has seen nothing; and there is one dead socket
                     // less each time, so it is no storm either. It needs no permit.
-                    let repeat = wanted && (unseen && reused || self.may_retry(&retry));
+                    let repeat = wanted && (unseen && reused || crossed || self.may_retry(&retry));
                     judge.failed(failure, reused && !started);
                     if repeat {
                         self.count_repeat(&lease);
@@ -202,7 +211,6 @@ impl Exchanging<'_> {
                 }
             }
         }
-        unreachable!("the last attempt returns")
     }
 
     /// Whether the request may be tried again, as far as the others that are go. It has its permit

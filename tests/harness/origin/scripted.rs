@@ -44,6 +44,11 @@ impl Connection {
         String::from_utf8_lossy(&self.received()).into_owned()
     }
 
+    /// Ends it, whatever the script does.
+    pub fn end(&self) -> io::Result<()> {
+        self.stream.shutdown(Shutdown::Both)
+    }
+
     /// Says something that the script does not.
     pub fn send(&self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         (&self.stream).write_all(bytes.as_ref())

@@ -75,10 +75,21 @@ pub(super) enum Attempt {
     /// Nothing of a response was passed on: the request, which has its permit, is tried at another
     /// origin instead.
     Elsewhere,
-    /// The origin failed. With `unseen`, it cannot have seen any of the request.
-    OriginFailed { failure: Failure, unseen: bool },
+    /// The origin failed.
+    OriginFailed { failure: Failure, seen: Seen },
     /// The client went away or stalled.
     ClientGone,
+}
+
+/// What an origin that failed may have seen of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// Anything.
+    Maybe,
+    /// Nothing, as far as its TCP has told: it has ended an idle connection, which crossed the request.
+    Hardly,
+    /// Nothing: it was not sent.
+    Nothing,
 }
 
 impl Exchanging<'_> {
@@ -102,8 +113,8 @@ impl Exchanging<'_> {
                 let bytes = &inbox.bytes()[..request_len];
                 let stall = self.context.timeouts.origin_stall;
                 if let Err(sent) = send_request(origin, bytes, request.head, buffer, stall).await {
-                    let failure = Failure::OriginFailed;
-                    return Attempt::OriginFailed { failure, unseen: sent == 0 };
+                    let seen = if sent == 0 { Seen::Nothing } else { Seen::Maybe };
+                    return Attempt::OriginFailed { failure: Failure::OriginFailed, seen };
                 }
                 self.context.metrics.request_bytes.add(request_len as u64);
             }
@@ -234,6 +245,10 @@ impl Attempting<'_> {
                 Err(GivenUp::Silenced) => return Attempt::Elsewhere,
             };
             let step = match received {
+                Ok(0) if held == 0 && self.is_crossed() => {
+                    let failure = Failure::OriginFailed;
+                    return Attempt::OriginFailed { failure, seen: Seen::Hardly };
+                }
                 Ok(0) => {
                     return match exchange.borrow_mut().response_eof() {
                         ResponseEnd::Done => Attempt::Complete { tail: 0, uploaded: true },
@@ -245,8 +260,7 @@ impl Attempting<'_> {
                 // new socket there is no such past.
                 Ok(n) if self.reused && !exchange.borrow().response_started() => {
                     held += n;
-                    if !may_begin_response(&buffer[..held]) || !origin.has_reached_peer(self.sent())
-                    {
+                    if !may_begin_response(&buffer[..held]) || self.is_crossed() {
                         return failed(Failure::NoResponse);
                     }
                     if held < RESPONSE_BEGINS.len() {
@@ -343,15 +357,18 @@ impl Attempting<'_> {
         Box::pin(slow).await
     }
 
-    /// How much of the request was sent.
-    fn sent(&self) -> u64 {
-        self.origin.sent() - self.sent_before + self.sent_by_kernel
+    /// Whether what has come on a socket with a past was sent before the origin had any of the request.
+    fn is_crossed(&self) -> bool {
+        let sent = self.origin.sent() - self.sent_before + self.sent_by_kernel;
+        self.reused
+            && !self.exchange.borrow().response_started()
+            && !self.origin.has_reached_peer(sent)
     }
 }
 
 /// Some of the request may have been seen.
 fn failed(failure: Failure) -> Attempt {
-    Attempt::OriginFailed { failure, unseen: false }
+    Attempt::OriginFailed { failure, seen: Seen::Maybe }
 }
 
 /// Why a response is not waited for any longer.
