@@ -103,8 +103,7 @@ pub(super) struct Service {
     #[serde(default)]
     pub intercept: Vec<String>,
     /// Default: processes of every cgroup.
-    #[serde(default)]
-    pub cgroups: Vec<String>,
+    pub cgroups: Option<Vec<String>>,
     /// No default: it is the operator's promise about the bytes, and reuse rests on it.
     pub protocol: Option<String>,
     /// http1 only. Default `exchange`: many idle keep-alive clients then share few sockets.
@@ -156,8 +155,7 @@ pub(super) struct High {
     pub intercept: Vec<String>,
     /// Default: those of the service. Without `intercept`: who is of high priority where the service
     /// intercepts.
-    #[serde(default)]
-    pub cgroups: Vec<String>,
+    pub cgroups: Option<Vec<String>>,
 }
 
 /// `[service.discovery]`: where members come from; one of the sources must be there.

@@ -135,7 +135,8 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
     let named = if live { Named::Live } else { Named::Here(&origins) };
     let intercept = intercept(check, "intercept", &raw.intercept, named);
     let intercept_members = live && raw.intercept.iter().any(|text| text == ORIGINS);
-    let cgroups = cgroups(check, "cgroups", &raw.cgroups);
+    let named = raw.cgroups.as_deref();
+    let cgroups = cgroups(check, "cgroups", named, "to intercept every process");
     if raw.listen.is_empty() && raw.intercept.is_empty() {
         check.broken(
             "listen",
@@ -143,12 +144,8 @@ fn service(check: &mut Checker, raw: raw::Service) -> Service {
             "a service needs `listen` or `intercept`, or clients never meet it",
         );
     }
-    if !raw.cgroups.is_empty() && raw.intercept.is_empty() {
-        check.broken(
-            "cgroups",
-            quoted_list(&raw.cgroups),
-            "restricts `intercept`, and there is none",
-        );
+    if let Some(named) = named.filter(|named| !named.is_empty() && raw.intercept.is_empty()) {
+        check.broken("cgroups", quoted_list(named), "restricts `intercept`, and there is none");
     }
     let limits = pool::limits(check, "limits", &raw.limits, protocol, !raw.intercept.is_empty());
     let pool: PoolConfig = pool::pool(check, raw.pool, &limits, protocol, route);
@@ -393,7 +390,19 @@ fn intercept(
     all
 }
 
-fn cgroups(check: &mut Checker, key: &str, texts: &[String]) -> Vec<PathBuf> {
+/// `default` says what it is good for to leave the key out.
+fn cgroups(
+    check: &mut Checker,
+    key: &str,
+    texts: Option<&[String]>,
+    default: &str,
+) -> Vec<PathBuf> {
+    let Some(texts) = texts else { return Vec::new() };
+    if texts.is_empty() {
+        // Some would mean nobody, others everybody.
+        let rule = format!("must name at least one; leave the key out {default}");
+        check.broken(key, quoted_list(texts), rule);
+    }
     if texts.len() > abi::SERVICE_CGROUPS_MAX {
         check.broken(
             key,

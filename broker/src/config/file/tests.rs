@@ -384,6 +384,12 @@ fn cgroup_paths() {
             "service \"i\": cgroups = \"/c/\": is given twice",
         ],
     );
+    check(
+        &cgroups("[]"),
+        &[
+            "service \"i\": cgroups = []: must name at least one; leave the key out to intercept every process",
+        ],
+    );
     let nine: Vec<_> = (0..9).map(|i| format!("/{i}")).collect();
     let error = parse(&cgroups(&format!("{nine:?}")), "f").unwrap_err().to_string();
     assert!(error.ends_with("at most 8 paths"), "{error}");
@@ -534,6 +540,14 @@ fn high_priority_rules() {
             "service \"i\": high.cgroups = \"/sys/fs/cgroup/a\": starts at the cgroup2 mount, as in /proc/PID/cgroup: /system.slice/php.service",
         ],
     );
+    for other in ["", "intercept = [\"10.9.0.1:80\"], "] {
+        check(
+            &intercepting("[\"10.9.0.2:80\"]", &format!("high = {{ {other}cgroups = [] }}")),
+            &[
+                "service \"i\": high.cgroups = []: must name at least one; leave the key out for those of the service",
+            ],
+        );
+    }
     check_keys(
         "high = { listen = [\"127.0.0.1:8080\"], intercept = [\"10.0.0.1\"] }",
         &[

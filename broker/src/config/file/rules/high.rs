@@ -27,24 +27,25 @@ pub(super) fn high(
         check.broken("high", "", "belongs to route = \"balance\"");
     }
     let names_addresses = !clients.listen.is_empty() || !clients.intercept.is_empty();
-    if !names_addresses && clients.cgroups.is_empty() {
+    if !names_addresses && clients.cgroups.is_none() {
         let rule = "needs `listen`, `intercept` or `cgroups`, or nobody is of high priority";
         check.broken("high", "", rule);
     }
-    let by_cgroup = clients.intercept.is_empty() && !clients.cgroups.is_empty();
-    if by_cgroup && !service.intercepts() {
+    let named = clients.cgroups.as_deref();
+    let own = cgroups(check, "high.cgroups", named, "for those of the service");
+    let named = named.filter(|named| !named.is_empty() && clients.intercept.is_empty());
+    if let Some(named) = named.filter(|_| !service.intercepts()) {
         let rule = "is about connections that are intercepted, and there is neither `intercept` nor \
                     `high.intercept`";
-        check.broken("high.cgroups", quoted_list(&clients.cgroups), rule);
+        check.broken("high.cgroups", quoted_list(named), rule);
     }
-    let by_cgroup = by_cgroup && service.intercepts();
+    let by_cgroup = named.is_some() && service.intercepts();
     let raw = limits.unwrap_or_default();
     if raw.high.is_some() {
         check.broken("limits.high.high", "", "there are two priorities only");
     }
     let (protocol, intercepts) = (service.protocol, by_cgroup || !clients.intercept.is_empty());
     let limits = pool::limits(check, "limits.high", &raw, protocol, intercepts);
-    let own = cgroups(check, "high.cgroups", &clients.cgroups);
     let steerable = obstacle(protocol, service.route, intercepts).is_none();
     let wanted = STEER.iter().find(|(word, _)| Some(*word) == steer).map(|(_, steer)| *steer);
     let origins = match service.discovery {

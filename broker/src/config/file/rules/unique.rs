@@ -17,7 +17,7 @@ const TARGETS_MAX: usize = abi::TARGETS_MAX / 2;
 /// What the kernel programs have room for. Checked while no service is entered.
 pub(super) fn kernel_limits(check: &mut Checker, services: &[raw::Service]) {
     let by_cgroup =
-        |s: &raw::Service, high: &raw::High| !s.intercept.is_empty() && !high.cgroups.is_empty();
+        |s: &raw::Service, high: &raw::High| !s.intercept.is_empty() && high.cgroups.is_some();
     let high = |s: &raw::Service| {
         s.high.as_ref().is_some_and(|high| !high.intercept.is_empty() || by_cgroup(s, high))
     };
