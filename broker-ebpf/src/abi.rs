@@ -752,9 +752,9 @@ const _: () = assert!(size_of::<Cgroup>() == 16);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// Only processes below one of the first `cgroup_count`.
+    /// If it is restricted, only processes below one of the first `cgroup_count`.
     pub cgroups: [Cgroup; SERVICE_CGROUPS_MAX],
-    /// 0 means every process.
+    /// How many there are; a service may be restricted to cgroups of which none is there.
     pub cgroup_count: u32,
     /// 1 if the workers will ask for the original destinations.
     pub keep_destination: u32,
@@ -765,8 +765,8 @@ pub struct Service {
     /// Slot of the service that takes the clients of its own cgroups instead, plus one; 0 if there is
     /// none.
     pub high: u32,
-    /// Padding, always 0.
-    pub zero: u32,
+    /// 0 means every process.
+    pub restricted: u32,
 }
 
 const _: () = assert!(size_of::<Service>() == 16 * SERVICE_CGROUPS_MAX + 24);

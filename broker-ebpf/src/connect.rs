@@ -136,7 +136,7 @@ fn brokered(ctx: &SockAddrContext, dialled: &Address) -> Option<(u32, &'static S
 fn high(service: &Service) -> Option<(u32, &'static Service)> {
     let slot = service.high.checked_sub(1)?;
     let high = SERVICES.get(slot)?;
-    if high.cgroup_count == 0 || !has_cgroup(high) {
+    if high.restricted == 0 || !has_cgroup(high) {
         return None;
     }
     Some((slot, high))
@@ -216,14 +216,14 @@ fn pays(route: u32) -> bool {
     }
 }
 
-/// Whether the calling process belongs to a cgroup of the service.
+/// Whether the calling process belongs to a cgroup of the service, or need not.
 #[inline(always)]
 fn has_cgroup(service: &Service) -> bool {
     const { assert!(SERVICE_CGROUPS_MAX.is_power_of_two()) };
-    let count = service.cgroup_count as usize;
-    if count == 0 {
+    if service.restricted == 0 {
         return true;
     }
+    let count = service.cgroup_count as usize;
     for i in 0..count.min(SERVICE_CGROUPS_MAX) {
         // Else the compiler compares pointers, of which the verifier learns nothing.
         let place = atomic::masked::<{ SERVICE_CGROUPS_MAX - 1 }>(i);

@@ -4,6 +4,7 @@
 //! interception first, so that new connections go straight to the origins while those that are
 //! here are served to their end. Once they are, this gateway's index is given back.
 
+mod cgroups;
 mod interception;
 mod origins;
 
@@ -114,7 +115,7 @@ impl Control {
             started = self.start(&mut workers) => {
                 let interception = started?;
                 let control = Arc::clone(&self);
-                following = interception.follows().then(|| {
+                following = interception.can_change().then(|| {
                     tokio::spawn(async move { interception.follow(&control.origins).await })
                 });
             }

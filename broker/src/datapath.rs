@@ -26,10 +26,11 @@ pub struct InterceptedService {
     pub service: u32,
     /// The destinations to rewrite (`"origins"` already resolved to addresses).
     pub targets: Vec<Intercept>,
-    /// cgroup v2 ids whose processes are intercepted; empty means every process.
-    pub cgroups: Vec<CgroupId>,
-    /// [`InterceptedService::service`] of one that takes the processes of its own cgroups, of which it
-    /// must have some, in this one's place.
+    /// cgroup v2 ids whose processes are intercepted, and nobody if it is empty; `None` means every
+    /// process.
+    pub cgroups: Option<Vec<CgroupId>>,
+    /// [`InterceptedService::service`] of one that takes the processes of its own cgroups, to which it
+    /// must be restricted, in this one's place.
     pub high: Option<u32>,
     /// Whether workers will ask for the [`Datapath::original_destination`] of each client.
     pub keep_destination: bool,

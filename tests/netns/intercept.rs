@@ -6,7 +6,7 @@ use std::time::Duration;
 use harness::load::{self, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::Scripted;
-use harness::{Client, Daemon, Lab, eventually};
+use harness::{Cgroup, Client, Daemon, Lab, Launch, eventually};
 use nix::sys::signal::Signal;
 
 use crate::support::{SOON, addresses};
@@ -60,6 +60,39 @@ fn other_cgroups_are_left_alone() {
     assert!(goes_directly(&lab, &origins[0]));
     let datapath = daemon.snapshot().unwrap().datapath;
     assert_eq!((datapath.rewritten, datapath.left_other_cgroup), (0, 1));
+}
+
+#[test]
+fn a_cgroup_may_come_later_and_be_made_again() {
+    let lab = Lab::new(1).unwrap();
+    let origins = scripted(&lab, 1);
+    let cgroup = lab.party("php").unwrap();
+    let path = cgroup.path().to_owned();
+    drop(cgroup);
+    let keys = format!("intercept = [\"origins\"]\ncgroups = [{path:?}]\norigins = ORIGINS");
+    let daemon = Daemon::start(&lab, &config(&lab, "", &keys)).unwrap();
+    let rewritten = || daemon.snapshot().unwrap().datapath.rewritten;
+    let said = |what: &str| daemon.log().matches(what).count();
+    assert!(goes_directly(&lab, &origins[0]), "a cgroup that is not there is nobody");
+    assert_eq!((rewritten(), said("there is no such cgroup")), (0, 1), "{}", daemon.log());
+    let url = format!("http://{}/inside", lab.origin(0));
+    let served = |cgroup: &Cgroup| {
+        let before = rewritten();
+        let curl = Launch::new("curl").args(["-sS", "--max-time", "5", &url]);
+        let finished = curl.netns(&lab.host).cgroup(cgroup).output(SOON).unwrap();
+        assert!(finished.success().unwrap().ends_with(" /inside"));
+        rewritten() > before
+    };
+    for round in 1..=3 {
+        let cgroup = lab.party("php").unwrap();
+        eventually(SOON, "who is in the cgroup is served", || served(&cgroup));
+        assert!(goes_directly(&lab, &origins[0]), "others are not");
+        drop(cgroup);
+        if round == 1 {
+            eventually(SOON, "it is noticed", || said("the cgroup has been removed") > 0);
+            assert!(goes_directly(&lab, &origins[0]), "still not everybody");
+        }
+    }
 }
 
 #[test]

@@ -4,19 +4,21 @@
 //! Those on a list are intercepted for as long as they are on it, well or not, in the subset of this
 //! gateway or not: clients of all of them are served. Whatever is not intercepted, because there is no
 //! list yet, or no room for all of it, goes where its client wants.
+//!
+//! So do clients outside of the cgroups that a service is restricted to, which are looked up again and
+//! again.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use broker_ebpf::abi;
 
+use super::cgroups::Cgroups;
 use super::origins::Origins;
-use crate::config::{Intercept, Route, Service, Steer};
+use crate::config::{Config, Intercept, Route, Service, Steer};
 use crate::datapath::gate::Gate;
-use crate::datapath::{Datapath, InterceptedService, WorkerListeners, kernel};
+use crate::datapath::{Datapath, InterceptedService, WorkerListeners};
 use crate::membership::Member;
 use crate::worker::Shared;
 
@@ -27,15 +29,23 @@ const TARGETS_MAX: usize = abi::TARGETS_MAX / 2;
 /// refused because there was none a moment ago.
 const HEARD: Duration = Duration::from_millis(20);
 
+/// How often cgroups are looked up. Clients of a service that has started again go directly for so
+/// long.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// The intercepted services.
 pub(super) struct Interception {
     datapath: Arc<dyn Datapath>,
-    /// With what the configuration names; lists come on top of that.
+    config: Arc<Config>,
+    /// With what the configuration names; lists and cgroups come on top of that.
     services: Vec<InterceptedService>,
     /// Those of them whose lists are followed, with their positions in the configuration.
     following: Vec<(usize, usize)>,
     /// What is intercepted because of lists, in the order of `following`.
     listed: Vec<Vec<Intercept>>,
+    cgroups: Cgroups,
+    /// Whether the kernel has to be told even if lists are the same.
+    stale: bool,
 }
 
 impl Interception {
@@ -53,7 +63,15 @@ impl Interception {
             let listeners = listeners.iter().map(|worker| worker[position]).collect();
             services.push(intercepted(shared, position, service, listeners)?);
         }
-        Ok(Self { datapath: Arc::clone(&shared.datapath), services, following, listed: Vec::new() })
+        Ok(Self {
+            datapath: Arc::clone(&shared.datapath),
+            config: Arc::clone(&shared.config),
+            services,
+            following,
+            listed: Vec::new(),
+            cgroups: Cgroups::find(&shared.config.services)?,
+            stale: true,
+        })
     }
 
     /// How many services are intercepted.
@@ -61,9 +79,9 @@ impl Interception {
         self.services.len()
     }
 
-    /// Whether there are lists to follow.
-    pub(super) fn follows(&self) -> bool {
-        !self.following.is_empty()
+    /// Whether there are lists or cgroups to follow.
+    pub(super) fn can_change(&self) -> bool {
+        !self.following.is_empty() || !self.cgroups.is_empty()
     }
 
     /// Intercepts what there is now.
@@ -72,15 +90,21 @@ impl Interception {
             return Ok(());
         }
         let listed = self.listed_now(origins);
-        if !self.listed.is_empty() && self.listed == listed {
+        if !self.stale && self.listed == listed {
             return Ok(());
         }
+        // Until it has worked.
+        self.stale = true;
         let mut services = self.services.clone();
+        for service in &mut services {
+            service.cgroups = self.cgroups.of(&self.config.services[service.service as usize]);
+        }
         for ((place, _), members) in self.following.iter().zip(&listed) {
             services[*place].targets.extend(members);
         }
         self.datapath.intercept(&services)?;
         self.listed = listed;
+        self.stale = false;
         Ok(())
     }
 
@@ -102,17 +126,28 @@ impl Interception {
         self.listed_now(origins).iter().flatten().any(|target| !before.contains(target))
     }
 
-    /// Follows the lists for as long as the daemon runs.
+    /// Follows the lists and the cgroups for as long as the daemon runs.
     pub(super) async fn follow(mut self, origins: &Origins) {
+        let mut said = None;
         loop {
-            origins.lists_changed().await;
-            if self.grows(origins) {
+            let list_changed = tokio::select! {
+                () = origins.lists_changed() => true,
+                () = tokio::time::sleep(LOOK), if !self.cgroups.is_empty() => false,
+            };
+            if list_changed && self.grows(origins) {
                 tokio::time::sleep(HEARD).await;
             }
-            // The old ones stay then.
-            if let Err(error) = self.apply(origins) {
-                tracing::error!(%error, "intercepting the addresses of a new list");
+            self.stale |= self.cgroups.look();
+            if !list_changed && !self.stale {
+                continue;
             }
+            // The old ones stay then. Where there are cgroups it is soon tried again, and so the same
+            // error is not told twice in a row.
+            let failed = self.apply(origins).err().map(|error| format!("{error:#}"));
+            if let Some(error) = failed.as_ref().filter(|_| failed != said) {
+                tracing::error!(error, "intercepting the addresses of a new list, or a new cgroup");
+            }
+            said = failed;
         }
     }
 }
@@ -124,16 +159,13 @@ fn intercepted(
     listeners: Vec<WorkerListeners>,
 ) -> anyhow::Result<InterceptedService> {
     let config = &shared.config;
-    let cgroup = |path: &PathBuf| {
-        kernel::cgroup_id(path).with_context(|| format!("service {:?}", service.name))
-    };
     let is_high = |s: &Service| s.by_cgroup && s.high_of == Some(position);
     let high = config.services.iter().position(is_high);
     Ok(InterceptedService {
         service: u32::try_from(position)?,
         targets: if service.by_cgroup { Vec::new() } else { service.intercept.clone() },
         high: high.map(u32::try_from).transpose()?,
-        cgroups: service.cgroups.iter().map(cgroup).collect::<Result<_, _>>()?,
+        cgroups: None,
         keep_destination: matches!(service.route, Route::Dialled { .. })
             || config.intercept_from_netns.is_some()
             || service.steer != Steer::Relay,

@@ -13,7 +13,7 @@ use broker::config::{Intercept, Steer};
 use broker::datapath::kernel::{self, InterceptOptions, Kernel, Options};
 use broker::datapath::{Datapath as _, InterceptedService, ListenerSet, WorkerListeners};
 use harness::origin::scripted::Scripted;
-use harness::{Client, Lab, eventually};
+use harness::{Cgroup, Client, Lab, eventually};
 use socket2::{Domain, Socket, Type};
 
 use super::{greeter, greeting, load, mapped};
@@ -75,7 +75,7 @@ impl Scene {
         InterceptedService {
             service: 0,
             targets: vec![target(self.lab.origin_ip(0)), target(self.lab.origin_ip6(0))],
-            cgroups: Vec::new(),
+            cgroups: None,
             high: None,
             keep_destination: true,
             steer: Steer::Relay,
@@ -204,10 +204,12 @@ fn a_socket_may_fail_and_dial_again() {
 fn a_service_can_be_limited_to_cgroups() {
     let scene = Scene::new();
     let lab = &scene.lab;
-    let cgroup = kernel::cgroup_id(Path::new(lab.clients_cgroup.path())).unwrap();
-    let elsewhere = kernel::cgroup_id(Path::new(lab.origins_cgroup.path())).unwrap();
+    let mount = kernel::mount_point().unwrap();
+    let id =
+        |cgroup: &Cgroup| kernel::cgroup_id(&mount, Path::new(cgroup.path())).unwrap().unwrap();
+    let both = vec![id(&lab.origins_cgroup), id(&lab.clients_cgroup)];
     let deeper = lab.clients_cgroup.child("deeper").unwrap();
-    scene.intercept(&[InterceptedService { cgroups: vec![elsewhere, cgroup], ..scene.service() }]);
+    scene.intercept(&[InterceptedService { cgroups: Some(both), ..scene.service() }]);
 
     let curl = |cgroup| {
         harness::Launch::new("curl")
@@ -224,6 +226,11 @@ fn a_service_can_be_limited_to_cgroups() {
     assert_eq!(curl(&lab.proxy_cgroup), "origin");
     assert_eq!(scene.greeting(lab.origin(0)), "origin");
     assert_eq!(scene.kernel.counters().unwrap().intercept.other_cgroup, 2);
+
+    scene.intercept(&[InterceptedService { cgroups: Some(Vec::new()), ..scene.service() }]);
+    assert_eq!(curl(&lab.clients_cgroup), "origin", "none of them is there, so it is for nobody");
+    scene.intercept(&[scene.service()]);
+    assert_eq!(curl(&lab.proxy_cgroup), "broker");
 }
 
 #[test]

@@ -16,10 +16,14 @@ pub fn mount_point() -> Result<PathBuf, LoadError> {
     find_cgroup2(&mounts).ok_or(LoadError::NoCgroup2)
 }
 
-/// How programs name the cgroup at `path` below the mount point (`/system.slice/x`).
-pub fn cgroup_id(path: &Path) -> Result<CgroupId, LoadError> {
-    id_below(&mount_point()?, path)
-        .map_err(|source| LoadError::Cgroup { path: path.to_owned(), source })
+/// How programs name the cgroup at `path` (`/system.slice/x`) below the [`mount_point`]; `None` if it
+/// is not there.
+pub fn cgroup_id(mount: &Path, path: &Path) -> Result<Option<CgroupId>, LoadError> {
+    match id_below(mount, path) {
+        Ok(id) => Ok(Some(id)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(LoadError::Cgroup { path: path.to_owned(), source }),
+    }
 }
 
 fn id_below(root: &Path, path: &Path) -> io::Result<CgroupId> {
@@ -120,10 +124,15 @@ mod tests {
         fs::create_dir_all(root.path().join("a/b")).unwrap();
         let inode = |path: &str| fs::metadata(root.path().join(path)).unwrap().ino();
         for (path, same, level) in [("/", ".", 0), ("/a", "a", 1), ("a/./b/", "a/b", 2)] {
-            let id = id_below(root.path(), Path::new(path)).unwrap();
-            assert_eq!(id, CgroupId { id: inode(same), level }, "{path}");
+            let id = cgroup_id(root.path(), Path::new(path)).unwrap();
+            assert_eq!(id, Some(CgroupId { id: inode(same), level }), "{path}");
         }
-        assert!(id_below(root.path(), Path::new("/a/../a")).is_err());
-        assert!(id_below(root.path(), Path::new("/missing")).is_err());
+        fs::write(root.path().join("a/file"), "").unwrap();
+        for mistake in ["/a/../a", "/a/file", "/a/file/b"] {
+            assert!(cgroup_id(root.path(), Path::new(mistake)).is_err(), "{mistake}");
+        }
+        for missing in ["/missing", "/missing/b", "/a/c"] {
+            assert_eq!(cgroup_id(root.path(), Path::new(missing)).unwrap(), None, "{missing}");
+        }
     }
 }

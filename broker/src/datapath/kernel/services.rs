@@ -92,8 +92,9 @@ impl ServiceMaps {
 
     /// Where one of the new services will be.
     fn slot_of(&self, high: u32, services: &[InterceptedService]) -> anyhow::Result<usize> {
-        let place = services.iter().position(|s| s.service == high && !s.cgroups.is_empty());
-        let place = place.with_context(|| format!("no service {high} with cgroups"))?;
+        let place = services.iter().position(|s| s.service == high && s.cgroups.is_some());
+        let place =
+            place.with_context(|| format!("no service {high} that is restricted to cgroups"))?;
         Ok(self.free + place)
     }
 
@@ -163,13 +164,15 @@ fn remove(targets: &mut LpmTrie<MapData, Target, u32>, target: &Prefix) -> Resul
 }
 
 fn service_value(service: &InterceptedService) -> anyhow::Result<Service> {
+    let cgroups = service.cgroups.as_deref().unwrap_or_default();
     ensure!(
-        service.cgroups.len() <= SERVICE_CGROUPS_MAX,
+        cgroups.len() <= SERVICE_CGROUPS_MAX,
         "{} cgroups, at most {SERVICE_CGROUPS_MAX} are possible",
-        service.cgroups.len()
+        cgroups.len()
     );
     let mut value = Service {
-        cgroup_count: map_index(service.cgroups.len()),
+        restricted: service.cgroups.is_some().into(),
+        cgroup_count: map_index(cgroups.len()),
         keep_destination: service.keep_destination.into(),
         steer: match service.steer {
             Steer::Relay => abi::Steer::Relay,
@@ -179,7 +182,7 @@ fn service_value(service: &InterceptedService) -> anyhow::Result<Service> {
         gate: service.gate.map_or(0, |gate| map_index(gate + 1)),
         ..Service::default()
     };
-    for (place, cgroup) in value.cgroups.iter_mut().zip(&service.cgroups) {
+    for (place, cgroup) in value.cgroups.iter_mut().zip(cgroups) {
         *place = Cgroup { id: cgroup.id, level: cgroup.level, zero: 0 };
     }
     Ok(value)
