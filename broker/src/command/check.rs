@@ -1,5 +1,6 @@
 //! `broker check`: whether a configuration is valid, what is odd about it, and what to expect of it.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use crate::config::discovery::Source;
 use crate::config::gateway::{GATEWAYS_MAX, Gateway};
 use crate::config::subset::Subset;
 use crate::config::{Config, Service, file};
+use crate::datapath::kernel;
 use crate::membership::document::MEMBERS_MAX;
 use crate::membership::{self, Member, Membership};
 use crate::origin::choice;
@@ -41,6 +43,9 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     for warning in file::warnings(&config) {
         writeln!(out, "warning: {warning}")?;
     }
+    for warning in about_cgroups(&config) {
+        writeln!(out, "warning: {warning}")?;
+    }
     let services = || config.services.iter().filter(|service| service.high_of.is_none());
     for service in services() {
         for line in about_subset(service, &config, args) {
@@ -66,6 +71,25 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     let plural = if services == 1 { "" } else { "s" };
     writeln!(out, "{}: valid, {services} service{plural}", path.display())?;
     Ok(())
+}
+
+/// Cgroups that are not there, or are none. Nothing is said where no cgroup v2 is mounted: the daemon is
+/// to run somewhere else then.
+fn about_cgroups(config: &Config) -> Vec<String> {
+    let Ok(mount) = kernel::mount_point() else { return Vec::new() };
+    let (mut seen, mut all) = (HashSet::new(), Vec::new());
+    for service in config.services.iter().filter(|service| service.intercepts()) {
+        for path in service.cgroups.iter().filter(|path| seen.insert(*path)) {
+            let what = match kernel::cgroup_id(&mount, path) {
+                Ok(Some(_)) => continue,
+                Ok(None) => "is not there now; nobody in it is intercepted until it is".to_owned(),
+                Err(error) => format!("is none: {:#}", anyhow::Error::new(error)),
+            };
+            let path = path.to_string_lossy();
+            all.push(format!("service {:?}: cgroups: {path:?} {what}", service.name));
+        }
+    }
+    all
 }
 
 /// What to expect of a service's subset; or what is not known for that.
@@ -203,6 +227,21 @@ mod tests {
              fewer than 5 left is 0.00e0\n\
              FILE: valid, 1 service\n"
         );
+    }
+
+    #[test]
+    fn a_cgroup_that_is_not_there_is_no_mistake() {
+        let text = check(
+            "[[service]]\nname = \"web\"\nprotocol = \"http1\"\nintercept = [\"origins\"]\n\
+             origins = [\"10.0.0.1:80\"]\ncgroups = [\"/\", \"/no/such.service\"]\n\
+             high = { intercept = [\"10.0.0.2:80\"] }\n",
+        );
+        let warning = "warning: service \"web\": cgroups: \"/no/such.service\" is not there now; nobody in \
+                       it is intercepted until it is\n";
+        let cgroups = kernel::mount_point().is_ok();
+        assert_eq!(text.matches("cgroups: ").count(), usize::from(cgroups), "{text}");
+        assert_eq!(text.contains(warning), cgroups, "{text}");
+        assert!(text.ends_with("FILE: valid, 1 service\n"), "{text}");
     }
 
     #[test]
