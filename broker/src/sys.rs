@@ -184,11 +184,26 @@ pub(crate) fn bytes_received(socket: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// How many bytes a socket says can be read (`FIONREAD`, `ioctl(2)`).
 pub(crate) fn unread(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let bytes = bytes_in_queue(socket, libc::FIONREAD)?;
+    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+/// How many sent bytes the peer has not acknowledged (`tcp(7)`, `SIOCOUTQ`).
+pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    bytes_in_queue(socket, libc::TIOCOUTQ)
+}
+
+/// How many bytes lie in a socket's queue that were never sent (`SIOCOUTQNSD`, linux/sockios.h).
+pub(crate) fn not_sent(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    bytes_in_queue(socket, 0x894b)
+}
+
+fn bytes_in_queue(socket: BorrowedFd<'_>, which: libc::c_ulong) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the kernel writes one c_int, which lives across the call.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
-    Errno::result(result)?;
-    Ok(usize::try_from(bytes).unwrap_or(0))
+    // SAFETY: each of these makes the kernel write one c_int to `bytes`, which is one and lives across the
+    // call.
+    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), which, &raw mut bytes) })?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
 /// Puts a descriptor of its own into the event loop.
@@ -248,23 +263,6 @@ impl<T> Drop for Mapped<T> {
         let result = unsafe { munmap(self.start.cast(), self.len * size_of::<T>()) };
         debug_assert!(result.is_ok());
     }
-}
-
-/// How many sent bytes the peer has not acknowledged (`tcp(7)`, `SIOCOUTQ`).
-pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the kernel writes one c_int to `bytes`, which is one and lives across the call.
-    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) })?;
-    Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
-}
-
-/// How many bytes lie in a socket's queue that were never sent (`SIOCOUTQNSD`, linux/sockios.h).
-pub(crate) fn not_sent(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    const SIOCOUTQNSD: libc::c_ulong = 0x894b;
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the kernel writes one c_int to `bytes`, which is one and lives across the call.
-    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) })?;
-    Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
