@@ -341,10 +341,7 @@ fn enrol(ctx: &SockOpsContext, state: &mut SocketState) {
     let sk = sk(ops);
     let worker = state.route % WORKERS_MAX as u32;
     let cookie = cookie(ops);
-    // A request that came with the SYN is the daemon's already.
-    let begun = load_u32!(ops: bpf_sock_ops, data_segs_out) != 0;
-    let steered = if begun { None } else { steered_or_new(sk) };
-    let Some(steered) = steered else {
+    let Some(steered) = steered_or_new(sk) else {
         state.steering = Steering::None as u8;
         tally(Tally::NotEnrolled);
         return tell(worker, EventKind::Client, 0, cookie);
@@ -363,8 +360,11 @@ fn enrol(ctx: &SockOpsContext, state: &mut SocketState) {
         sk: kmem::kept_at(sk).unwrap_or(0),
     };
     let mut key = cookie;
+    // A request that went with the SYN is the daemon's already.
+    let begun = load_u32!(ops: bpf_sock_ops, data_segs_out) != 0;
     // SAFETY: the context that the kernel handed to the program.
     let enrolled = CLIENTS.insert(cookie, client, 0).is_ok()
+        && !begun
         && CLIENT_SOCKETS.update(&mut key, unsafe { &mut *ops }, BPF_NOEXIST.into()).is_ok();
     if !enrolled {
         steered.way = Way::Relay as u8;
