@@ -430,11 +430,14 @@ def fast_open(gap, no_cookie):
     time.sleep(gap)
     s.send(get(b"/f2"))
     return read(s, 2)
-def more(gap):
+def connected():
     s = socket.socket()
     s.setblocking(False)
     s.connect_ex(address)
     select.select([], [s], [], 8)
+    return s
+def more(gap):
+    s = connected()
     s.send(get(b"/m0"))
     assert read(s, 1) == [b"/m0"]
     s.send(get(b"/m1"), socket.MSG_MORE)
@@ -442,10 +445,7 @@ def more(gap):
     s.send(get(b"/m2"))
     return read(s, 2)
 def more_then_end(gap):
-    s = socket.socket()
-    s.setblocking(False)
-    s.connect_ex(address)
-    select.select([], [s], [], 8)
+    s = connected()
     s.send(get(b"/e1"), socket.MSG_MORE)
     time.sleep(gap)
     s.shutdown(socket.SHUT_WR)

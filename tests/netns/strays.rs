@@ -194,12 +194,6 @@ fn idle_sockets_that_end_as_they_are_used_cost_no_attempt() {
 fn what_crosses_an_opaque_request_is_somebody_elses() {
     let keys = "protocol = \"opaque\"\nreuse = \"quiet\"\nsettle_time = \"20ms\"";
     let ask = Ask { first: "first\n", answer_len: 6, second: "second\n", stray: "secret" };
-    let echo = |peer: &mut Peer| {
-        while let Some(bytes) = peer.read_some()? {
-            peer.send(&bytes)?;
-        }
-        Ok(())
-    };
-    let got = crossing("relay", keys, echo, &ask);
+    let got = crossing("relay", keys, Peer::echo, &ask);
     assert!(got.contains("reset"), "{got:?}");
 }

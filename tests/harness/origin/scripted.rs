@@ -147,12 +147,7 @@ impl Scripted {
 
     /// A server that sends back whatever it gets.
     pub fn echo(netns: &Netns, address: SocketAddr) -> Result<Self> {
-        Self::start(netns, address, |peer| {
-            while let Some(bytes) = peer.read_some()? {
-                peer.send(&bytes)?;
-            }
-            Ok(())
-        })
+        Self::start(netns, address, Peer::echo)
     }
 
     /// Where it listens.
@@ -223,6 +218,14 @@ impl Peer {
             return Ok(Some(std::mem::take(&mut self.buffer)));
         }
         Ok(self.fill()?.then(|| std::mem::take(&mut self.buffer)))
+    }
+
+    /// Sends back whatever comes, until the end.
+    pub fn echo(&mut self) -> io::Result<()> {
+        while let Some(bytes) = self.read_some()? {
+            self.send(&bytes)?;
+        }
+        Ok(())
     }
 
     /// The next request with its body, or `None` if the connection ends before one begins.
