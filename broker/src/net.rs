@@ -225,6 +225,11 @@ impl Stream {
         }
     }
 
+    /// Whether there are bytes to read.
+    pub fn has_unread(&self) -> bool {
+        sys::unread(self.as_fd()).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Has `cx` woken at the next event on the receive side; says what is there already.
     pub fn watch(&self, cx: &mut Context<'_>) -> Queue {
         let Ok(registration) = self.registration() else { return Queue::Failed };

@@ -27,10 +27,14 @@ use self::request::Next;
 use crate::buffers::{Buffers, Inbox};
 use crate::config::retries::Retries;
 use crate::config::{Affinity, Timeouts};
-use crate::net::{Queue, Stream};
+use crate::net::Stream;
 use crate::pool::budget::RetryPermit;
 use crate::pool::{Lease, Pool, Refusal};
 use crate::stats::ServiceMetrics;
+
+/// How long something may take before it pays to watch whether the client is still there. Nearly all is
+/// done sooner, and costs no registration of the client's socket.
+const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
 
 /// Longest time, and most bytes, a client may go on sending after its connection was ended.
 const LINGER: Duration = Duration::from_secs(2);
@@ -125,7 +129,7 @@ pub async fn http1(
         After::Linger => true,
         // Stopping: the client has its whole response and finds out at its next request, as with
         // any server that ends an idle connection.
-        After::NextRequest | After::Close => !inbox.is_empty() || client.peek() == Queue::Bytes,
+        After::NextRequest | After::Close => !inbox.is_empty() || client.has_unread(),
     };
     if lingers {
         linger(&client, &mut inbox).await;
@@ -164,7 +168,10 @@ async fn checkout(
     avoid: Option<SocketAddr>,
     retry: Option<RetryPermit>,
 ) -> Result<Lease, NoLease> {
-    let checkout = std::pin::pin!(pool.checkout(avoid, retry));
+    let mut checkout = std::pin::pin!(pool.checkout(avoid, retry));
+    if let Ok(result) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut checkout).await {
+        return result.map_err(NoLease::Refused);
+    }
     tokio::select! {
         biased;
         result = checkout => result.map_err(NoLease::Refused),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use self::attempt::{Attempt, Begun, Judge, RESPONSE_BEGINS, Request, Seen};
 use super::refusal::Failure;
 use super::steered::Steered;
-use super::{Context, NoLease, checkout};
+use super::{Context, NoLease, WATCH_CLIENT_AFTER, checkout};
 use crate::boundary::http1::{Exchange, Method, RequestHead, RequestReader, RequestStep};
 use crate::boundary::{CloseReason, Verdict};
 use crate::buffers::Inbox;

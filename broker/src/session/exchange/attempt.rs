@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use super::{Exchanging, Failure};
+use super::{Exchanging, Failure, WATCH_CLIENT_AFTER};
 use crate::boundary::http1::{Edit, Exchange, Progress, RequestHead, ResponseEnd};
 use crate::buffers::{Buffer, Inbox};
 use crate::config::retries::Condition;
@@ -12,10 +12,6 @@ use crate::net::Stream;
 use crate::origin::outlier;
 use crate::pool::budget::RetryPermit;
 use crate::pool::{Conduct, Lease};
-
-/// How long to wait for an origin before looking whether the client is still there. Nearly every
-/// response comes sooner, and costs no registration of the client's socket.
-const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
 
 /// Pause until a request at a silent origin is tried again, if too many others just are.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
