@@ -1,12 +1,14 @@
 //! One http1 exchange: lease, request, response, boundary.
 
 mod attempt;
+mod retry;
 
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use self::attempt::{Attempt, Begun, Judge, RESPONSE_BEGINS, Request, Seen};
+use self::attempt::{Attempt, Begun, Judge, RESPONSE_BEGINS, Request};
+use self::retry::{Again, Failed};
 use super::refusal::Failure;
 use super::steered::Steered;
 use super::{Context, NoLease, WATCH_CLIENT_AFTER, checkout};
@@ -113,9 +115,8 @@ impl Exchanging<'_> {
     ) -> After {
         let mut failed_at: Option<SocketAddr> = None;
         let retry = Cell::new(None);
-        let mut attempts_left = self.context.retries.attempts;
+        let mut retries_left = self.context.retries.attempts - 1;
         loop {
-            attempts_left = attempts_left.saturating_sub(1);
             let lease = match begun.take() {
                 Some(begun) => Ok(begun),
                 None => self.lease(kept, failed_at, &retry).await.map(|lease| (lease, Begun::No)),
@@ -134,8 +135,12 @@ impl Exchanging<'_> {
             let request = Request { len: request_len, head, begun };
             let conduct = lease.conduct();
             let reused = lease.is_reused();
-            let may_repeat =
-                whole && head.method.is_idempotent() && attempts_left > 0 && !kept.tied;
+            let repeatable = retry::Request {
+                held: whole && !kept.tied,
+                idempotent: head.method.is_idempotent(),
+                retries_left,
+            };
+            let may_repeat = repeatable.held && repeatable.idempotent && retries_left > 0;
             let judge = Judge { conduct: &conduct, may_repeat, retry: &retry, watch_client: true };
             let attempt =
                 self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer, judge).await;
@@ -156,61 +161,51 @@ impl Exchanging<'_> {
                     return After::Abort;
                 }
                 Attempt::Elsewhere => {
-                    self.count_repeat(&lease);
-                    failed_at = Some(lease.address());
                     let reason = if exchange.response_started() {
                         CloseReason::Truncated
                     } else {
                         CloseReason::Timeout
                     };
-                    lease.settle(Verdict::Close(reason), None);
+                    retries_left -= 1;
+                    failed_at = Some(self.repeat(lease, reason));
                 }
                 Attempt::OriginFailed { failure, seen } => {
                     let started = exchange.response_started();
-                    // Origins end their idle sockets together: these cost no attempt, as there is one
-                    // such socket less each time.
-                    let crossed = seen == Seen::Hardly
-                        && head.method.is_idempotent()
-                        && self.context.retries.attempts > 1;
-                    attempts_left += usize::from(crossed);
-                    let unseen = seen == Seen::Nothing;
-                    // Repeating needs the whole request still in hand, an origin that has not
-                    // answered any of it, and a request that may run twice or did not run.
-                    let wanted = !started
-                        && whole
-                        && matches!(failure, Failure::OriginFailed | Failure::NoResponse)
-                        && (unseen && self.retries_on(Condition::Refused)
-                            || head.method.is_idempotent()
-                                && self.retries_on(Condition::ResetBeforeResponse))
-                        && attempts_left > 0
-                        && !kept.tied;
-                    // A socket that was kept open, and was dead, is the pool's own fault. Leaving it
-                    // costs the origin nothing, as it has seen nothing; and there is one dead socket
-                    // less each time, so it is no storm either. It needs no permit.
-                    let repeat = wanted && (unseen && reused || crossed || self.may_retry(&retry));
                     judge.failed(failure, reused && !started);
-                    if repeat {
-                        self.count_repeat(&lease);
-                        failed_at = Some(lease.address());
-                    }
-                    let reason = match failure {
-                        Failure::OriginStalled => CloseReason::Timeout,
-                        Failure::NoResponse => CloseReason::Unsolicited,
-                        _ if started => CloseReason::Truncated,
-                        _ => CloseReason::OriginError,
+                    let reason = failure.close_reason(started);
+                    let failed = Failed { failure, seen, started, reused };
+                    let told = match retry::again(&self.context.retries, repeatable, failed) {
+                        Again::Freely => None,
+                        Again::WithPermit if self.may_retry(&retry) => {
+                            retries_left -= 1;
+                            None
+                        }
+                        Again::WithPermit => {
+                            self.context.metrics.retry_overflow.inc();
+                            Some(Failure::Refused(Refusal::TooManyRetries))
+                        }
+                        Again::Never => {
+                            self.context.metrics.origin_failed.inc();
+                            Some(failure)
+                        }
                     };
-                    lease.settle(Verdict::Close(reason), None);
-                    if wanted && !repeat {
-                        self.context.metrics.retry_overflow.inc();
-                        return self.fail(Failure::Refused(Refusal::TooManyRetries), head).await;
-                    }
-                    if !repeat {
-                        self.context.metrics.origin_failed.inc();
+                    if let Some(failure) = told {
+                        lease.settle(Verdict::Close(reason), None);
                         return if started { After::Abort } else { self.fail(failure, head).await };
                     }
+                    failed_at = Some(self.repeat(lease, reason));
                 }
             }
         }
+    }
+
+    /// Gives a socket up on which a request has failed that is sent once more. Answers which origin that was.
+    fn repeat(self, lease: Lease, reason: CloseReason) -> SocketAddr {
+        lease.count_repeat();
+        self.context.metrics.retries.inc();
+        let failed_at = lease.address();
+        lease.settle(Verdict::Close(reason), None);
+        failed_at
     }
 
     /// Whether the request may be tried again, as far as the others that are go. It has its permit
@@ -224,11 +219,6 @@ impl Exchanging<'_> {
 
     fn retries_on(self, condition: Condition) -> bool {
         self.context.retries.on.contains(condition)
-    }
-
-    fn count_repeat(self, lease: &Lease) {
-        lease.count_repeat();
-        self.context.metrics.retries.inc();
     }
 
     /// The socket that the client kept, or one from the pool.

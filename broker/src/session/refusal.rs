@@ -3,6 +3,7 @@
 //! The only answers that do not come from an origin. Each names its reason in a header of its own,
 //! so that nobody mistakes it for one of the origin's, and each ends the client's connection.
 
+use crate::boundary::CloseReason;
 use crate::pool::Refusal;
 
 /// Why there is no response from an origin.
@@ -19,6 +20,16 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// What becomes of the socket it happened on, a part of whose response may have come.
+    pub(super) fn close_reason(self, started: bool) -> CloseReason {
+        match self {
+            Self::OriginStalled => CloseReason::Timeout,
+            Self::NoResponse => CloseReason::Unsolicited,
+            _ if started => CloseReason::Truncated,
+            _ => CloseReason::OriginError,
+        }
+    }
+
     /// The complete response; to a HEAD request without its body.
     pub(super) fn response(self, head: bool) -> String {
         let (status, reason_header, text) = match self {
