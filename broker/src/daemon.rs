@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use self::interception::Interception;
 use self::origins::Origins;
 use crate::admin::{self, Health};
+use crate::chain;
 use crate::clock;
 use crate::config::{self, Config, Refuse};
 use crate::datapath::gate::Gate;
@@ -218,7 +219,7 @@ impl admin::Source for Control {
             workers: self.shared.config.workers.get(),
         };
         let counters = match &self.no_kernel {
-            None => self.shared.datapath.counters().map_err(|error| format!("{error:#}")),
+            None => self.shared.datapath.counters().map_err(|error| chain(error.as_ref())),
             Some(reason) => Err(reason.clone()),
         };
         let host = host::read().unwrap_or_else(|error| {
@@ -304,7 +305,7 @@ fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
             Err(anyhow::Error::new(error).context("interception needs the kernel programs"))
         }
         Err(error) => {
-            let reason = format!("{:#}", anyhow::Error::new(error));
+            let reason = chain(&error);
             tracing::warn!(reason, "no kernel programs: listening only, nothing is counted");
             Ok(Loaded { datapath: Arc::new(Inert), log: None, no_kernel: Some(reason) })
         }

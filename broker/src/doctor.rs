@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::chain;
 use crate::datapath::kernel::{self, InterceptOptions, Kernel, Known, probe, selftest};
 
 /// Version of the JSON that `broker doctor --json` prints.
@@ -147,7 +148,7 @@ fn programs() -> Vec<Check> {
             })
             .collect(),
         Err(error) => {
-            let error = format!("{:#}", anyhow::Error::new(error));
+            let error = chain(&error);
             vec![check(Part::Programs, "maps", "counting, interception, steering").failed(error)]
         }
     }

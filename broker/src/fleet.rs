@@ -24,6 +24,7 @@ use tokio::task::JoinHandle;
 
 use self::claim::Want;
 use self::registry::Registry;
+use crate::chain;
 use crate::clock;
 use crate::config::gateway::{Etcd, Gateway, Index};
 use crate::datapath::Datapath;
@@ -225,7 +226,7 @@ impl File {
                         Running::registry(etcd, want, place.clone(), Arc::clone(&datapath))
                     });
                 }
-                Err(error) => place.fails("file", format!("{error:#}")),
+                Err(error) => place.fails("file", chain(error.as_ref())),
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}

@@ -20,6 +20,7 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
+use crate::chain;
 use crate::config::tls::{Credentials, Tls};
 use crate::datapath::Datapath;
 use crate::outbound;
@@ -51,12 +52,7 @@ impl Client {
         limit: Duration,
         datapath: Arc<dyn Datapath>,
     ) -> Result<Self, String> {
-        let failed = |error: transport::Error| format!("{server}: {}", chain(&error));
-        let mut endpoint = Endpoint::from_shared(server.to_owned()).map_err(failed)?;
-        if endpoint.uri().scheme_str() == Some("https") {
-            let credentials = tls.read().map_err(|error| format!("{server}: {error}"))?;
-            endpoint = endpoint.tls_config(tls_config(tls, credentials)).map_err(failed)?;
-        }
+        let mut endpoint = endpoint(server, tls)?;
         if let Some(ping) = ping {
             endpoint = endpoint
                 .http2_keep_alive_interval(ping)
@@ -69,8 +65,8 @@ impl Client {
         });
         // Tonic's own limit of time does not hold for connectors like this one.
         match tokio::time::timeout(limit, endpoint.connect_with_connector(connector)).await {
-            Err(_elapsed) => Err(format!("{server}: no connection within {limit:?}")),
-            Ok(Err(error)) => Err(failed(error)),
+            Err(_elapsed) => Err(format!("no connection within {limit:?}")),
+            Ok(Err(error)) => Err(chain(&error)),
             Ok(Ok(channel)) => {
                 let grpc = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
                 Ok(Self { grpc, header: None })
@@ -160,6 +156,17 @@ pub async fn within<T>(
     })
 }
 
+/// A server, and how it is spoken to. An error says that it cannot be, whether it is there or not.
+pub fn endpoint(server: &str, tls: &Tls) -> Result<Endpoint, String> {
+    let failed = |error: transport::Error| chain(&error);
+    let endpoint = Endpoint::from_shared(server.to_owned()).map_err(failed)?;
+    if endpoint.uri().scheme_str() != Some("https") {
+        return Ok(endpoint);
+    }
+    let credentials = tls.read().map_err(|error| error.to_string())?;
+    endpoint.tls_config(tls_config(tls, credentials)).map_err(failed)
+}
+
 fn tls_config(tls: &Tls, credentials: Credentials) -> ClientTlsConfig {
     let Credentials { ca, identity } = credentials;
     let mut config = match ca {
@@ -173,18 +180,4 @@ fn tls_config(tls: &Tls, credentials: Credentials) -> ClientTlsConfig {
         config = config.domain_name(name);
     }
     config
-}
-
-/// An error with all of its causes; those that repeat what was said are left out.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

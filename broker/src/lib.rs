@@ -2,9 +2,12 @@
 //!
 #![doc = include_str!("../ARCHITECTURE.md")]
 
+mod chain;
 pub mod clock;
 pub mod config;
 mod sys;
+
+pub use self::chain::chain;
 
 pub mod daemon;
 pub mod datapath;

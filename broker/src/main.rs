@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use broker::chain;
 use broker::command::{UsageError, check, doctor, events, explain, observe, sim, stats};
 use broker::config::Config;
 use broker::config::file::{self, ConfigError};
@@ -105,17 +106,17 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         // One line for each problem, each starting with the file: editors can jump there.
         Err(error) if error.is::<ConfigError>() => {
-            eprintln!("{error:#}");
+            eprintln!("{}", chain(error.as_ref()));
             ExitCode::from(EXIT_CONFIG)
         }
         Err(error) if error.is::<UsageError>() => {
-            eprintln!("broker: {error:#}");
+            eprintln!("broker: {}", chain(error.as_ref()));
             ExitCode::from(EXIT_CONFIG)
         }
         // The reader has seen enough (`broker stats | head`).
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("broker: {error:#}");
+            eprintln!("broker: {}", chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }

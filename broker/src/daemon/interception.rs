@@ -16,6 +16,7 @@ use broker_ebpf::abi;
 
 use super::cgroups::Cgroups;
 use super::origins::Origins;
+use crate::chain;
 use crate::config::{Config, Intercept, Route, Service, Steer};
 use crate::datapath::gate::Gate;
 use crate::datapath::{Datapath, InterceptedService, WorkerListeners};
@@ -143,7 +144,7 @@ impl Interception {
             }
             // The old ones stay then. Where there are cgroups it is soon tried again, and so the same
             // error is not told twice in a row.
-            let failed = self.apply(origins).err().map(|error| format!("{error:#}"));
+            let failed = self.apply(origins).err().map(|error| chain(error.as_ref()));
             if let Some(error) = failed.as_ref().filter(|_| failed != said) {
                 tracing::error!(error, "intercepting the addresses of a new list, or a new cgroup");
             }

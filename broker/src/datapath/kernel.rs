@@ -40,6 +40,7 @@ use self::services::ServiceMaps;
 use super::gate::{self, Gate};
 use super::steering::{Layout, Steering};
 use super::{Datapath, Dialled, InterceptedService, KernelCounters};
+use crate::chain;
 use crate::sys::{self, Mapped, ProgramsLog};
 
 /// The programs, built by `build.rs`.
@@ -383,7 +384,7 @@ fn attach_sock_ops(programs: &mut Ebpf, root: &File) -> Result<(), ProgramError>
 fn steering(programs: &mut Ebpf, layout: &Layout, known: &Known) -> Result<Arc<Steering>, String> {
     let failed = |what: &str| {
         let what = what.to_owned();
-        move |e: &dyn Error| format!("{what}: {}", chain(e))
+        move |e: &dyn Error| format!("{what}: {}", shortened(e))
     };
     let fd = |programs: &Ebpf, name: &str| match programs.map(name) {
         Some(map @ Map::SockHash(_)) => {
@@ -422,15 +423,10 @@ fn steering(programs: &mut Ebpf, layout: &Layout, known: &Known) -> Result<Arc<S
 
 /// An error and its causes in one line. What the verifier has to say may be very long, and its
 /// last words matter.
-fn chain(error: &dyn Error) -> String {
+fn shortened(error: &dyn Error) -> String {
     const START: usize = 200;
     const END: usize = 800;
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = format!("{text}: {error}");
-        next = error.source();
-    }
+    let mut text = chain(error);
     if text.len() > START + END {
         let (start, end) =
             (text.floor_char_boundary(START), text.ceil_char_boundary(text.len() - END));

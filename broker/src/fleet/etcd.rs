@@ -29,12 +29,16 @@ impl Etcd {
         datapath: Arc<dyn Datapath>,
     ) -> Result<Self, String> {
         let endpoint = &config.endpoints[member];
-        let client = grpc::Client::connect(endpoint, &config.tls, None, limit, datapath).await?;
-        let etcd = Self { client, limit };
-        match &config.login {
-            Some(login) => etcd.log_in(login).await.map_err(|error| format!("{endpoint}: {error}")),
-            None => Ok(etcd),
-        }
+        let connected = async {
+            let client =
+                grpc::Client::connect(endpoint, &config.tls, None, limit, datapath).await?;
+            let etcd = Self { client, limit };
+            match &config.login {
+                Some(login) => etcd.log_in(login).await,
+                None => Ok(etcd),
+            }
+        };
+        connected.await.map_err(|error| format!("{endpoint}: {error}"))
     }
 
     async fn log_in(self, login: &Login) -> Result<Self, String> {

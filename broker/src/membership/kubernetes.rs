@@ -33,11 +33,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::client::ConfigExt as _;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use tower::{BoxError, ServiceBuilder};
 
 use super::{Feed, Health, List, Member, Source, document, rng};
+use crate::chain;
 use crate::clock;
 use crate::config::discovery::{self, Port};
 use crate::datapath::Datapath;
@@ -91,28 +92,14 @@ impl Kubernetes {
 
     /// Everything is read anew for each try: certificates and tokens are replaced.
     async fn api(&self) -> anyhow::Result<Api<EndpointSlice>> {
-        let discovery::Kubernetes { kubeconfig, context, namespace, .. } = &self.config;
-        let options =
-            KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
-        let config = match (kubeconfig, context) {
-            (Some(path), _) => {
-                let what = || path.display().to_string();
-                let file = Kubeconfig::read_from(path).with_context(what)?;
-                Config::from_custom_kubeconfig(file, &options).await.with_context(what)?
-            }
-            (None, Some(_)) => Config::from_kubeconfig(&options).await?,
-            (None, None) => Config::infer().await?,
-        };
-        let namespace = namespace.as_ref().unwrap_or(&config.default_namespace).clone();
+        let config = cluster(&self.config).await?;
+        let namespace = self.config.namespace.as_ref().unwrap_or(&config.default_namespace).clone();
         Ok(Api::namespaced(self.client(&config)?, &namespace))
     }
 
     /// As kube's own client, with sockets that are marked. It retries nothing: that is done here, where
     /// it is told of.
     fn client(&self, config: &Config) -> anyhow::Result<Client> {
-        if let Some(proxy) = &config.proxy_url {
-            anyhow::bail!("the API server is behind a proxy, which is not supported: {proxy}");
-        }
         let datapath = Arc::clone(&self.datapath);
         let connector = tower::service_fn(move |uri: Uri| {
             let datapath = Arc::clone(&datapath);
@@ -209,11 +196,36 @@ impl Source for Kubernetes {
                 if now - began > RETRY_MAX {
                     backoff.succeed();
                 }
-                feed.lost(format_args!("{}: {error:#}", self.config.service));
+                let error = chain(error.as_ref());
+                feed.lost(format_args!("{}: {error}", self.config.service));
                 tokio::time::sleep(backoff.fail(now, &mut rng)).await;
             }
         })
     }
+}
+
+/// Where the cluster is, and who asks there, as it is written down now.
+async fn cluster(service: &discovery::Kubernetes) -> anyhow::Result<Config> {
+    let discovery::Kubernetes { kubeconfig, context, .. } = service;
+    let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
+    let config = match (kubeconfig, context) {
+        (Some(path), _) => {
+            let what = || path.display().to_string();
+            let file = Kubeconfig::read_from(path).map_err(|error| match error {
+                // The path is said below.
+                KubeconfigError::ReadConfig(source, _) => source.into(),
+                error => anyhow::Error::new(error),
+            });
+            let file = file.with_context(what)?;
+            Config::from_custom_kubeconfig(file, &options).await.with_context(what)?
+        }
+        (None, Some(_)) => Config::from_kubeconfig(&options).await?,
+        (None, None) => Config::infer().await?,
+    };
+    if let Some(proxy) = &config.proxy_url {
+        anyhow::bail!("the API server is behind a proxy, which is not supported: {proxy}");
+    }
+    Ok(config)
 }
 
 /// HTTP's status for a version that the server has forgotten: there is nothing to resume from.
