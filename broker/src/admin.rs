@@ -53,7 +53,7 @@ pub trait Source: Send + Sync + 'static {
 /// Answer of `GET /v1/health`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
-    /// Every listener is open, and no stop was asked for.
+    /// Every service lets its clients in, and no stop was asked for.
     pub ready: bool,
     /// A stop was asked for; leases are finishing.
     pub draining: bool,

@@ -1,6 +1,7 @@
 //! Puts the parts together, runs them, and takes them apart in the right order.
 //!
-//! Start: kernel programs, workers (which listen and warm up), interception, admin socket. Stop:
+//! Start: kernel programs, workers (which listen and warm up), admin socket, and interception of each
+//! service that is ready for its clients; nobody waits for another service's origins. Stop:
 //! interception first, so that new connections go straight to the origins while those that are
 //! here are served to their end. Once they are, this gateway's index is given back.
 
@@ -55,6 +56,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         shared: Shared {
             registry: Arc::new(Registry::new(&config)),
             origins: origins.subscribe(),
+            open: watch::Sender::new(vec![0; config.services.len()]),
             common: Arc::clone(&common),
             config: Arc::clone(&config),
             datapath,
@@ -99,7 +101,7 @@ impl Control {
         refuse_taken_addresses(config)?;
         let fleet = fleet::start(&config.gateway, Arc::clone(&self.shared.datapath))?;
         let identity = fleet.status();
-        self.origins.start(&self.shared.datapath, &self.shared.registry, &identity).await;
+        self.origins.start(&self.shared.datapath, &self.shared.registry, &identity);
         self.identity.set(identity).ok();
         let mut workers = Vec::new();
         for index in 0..config.workers.get() {
@@ -175,15 +177,24 @@ impl Control {
 
     async fn start(&self, workers: &mut Vec<Worker>) -> anyhow::Result<Interception> {
         let mut listeners = Vec::new();
-        for index in 0..workers.len() {
-            let Some(report) = workers[index].ready().await else {
-                workers.swap_remove(index).join()?;
-                anyhow::bail!("a worker ended while it started");
-            };
-            listeners.push(report);
+        for worker in &mut *workers {
+            // One that has ended instead is found below.
+            listeners.extend(worker.ready().await);
+        }
+        if listeners.len() < workers.len() {
+            return Err(ended(workers).await);
         }
         let mut interception = Interception::new(&self.shared, &listeners)?;
-        interception.apply(&self.origins).context("starting interception")?;
+        loop {
+            interception.apply(&self.origins).context("starting interception")?;
+            if interception.is_complete() {
+                break;
+            }
+            tokio::select! {
+                () = interception.change(&self.origins) => {}
+                error = ended(workers) => return Err(error),
+            }
+        }
         self.ready.store(true, Relaxed);
         tracing::info!(intercepted = interception.services(), "ready");
         Ok(interception)
@@ -262,6 +273,19 @@ impl admin::Source for Control {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Waits until a worker has ended that nobody has told to, and says why it has.
+async fn ended(workers: &mut Vec<Worker>) -> anyhow::Error {
+    loop {
+        if let Some(index) = workers.iter().position(Worker::is_finished) {
+            let result = workers.swap_remove(index).join();
+            return result
+                .err()
+                .unwrap_or_else(|| anyhow::anyhow!("a worker ended while it started"));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// Workers share their listen addresses (`SO_REUSEPORT`), and the kernel would let another daemon

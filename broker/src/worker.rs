@@ -50,8 +50,11 @@ pub struct Shared {
     pub registry: Arc<Registry>,
     /// What the workers of each service have in common, in the order of the configuration.
     pub common: Arc<[pool::Common]>,
-    /// The origins of each service, in the order of the configuration.
-    pub origins: Vec<watch::Receiver<Arc<[Chosen]>>>,
+    /// The origins of each service, in the order of the configuration; `None` while they are waited
+    /// for.
+    pub origins: Vec<watch::Receiver<Option<Arc<[Chosen]>>>>,
+    /// In how many workers each service lets its clients in, in the same order.
+    pub open: watch::Sender<Vec<usize>>,
 }
 
 /// How far a stop has come.
@@ -91,9 +94,9 @@ impl Worker {
         Ok(Self { thread, ready })
     }
 
-    /// Waits until the worker listens and its pools are warm (or known not to become so). Gives
-    /// the listeners for intercepted connections, one entry per service; `None` if the worker
-    /// has ended instead.
+    /// Waits until the worker listens; each service lets its clients in when its pool is warm, see
+    /// [`Shared::open`]. Gives the listeners for intercepted connections, one entry per service;
+    /// `None` if the worker has ended instead.
     pub async fn ready(&mut self) -> Option<Vec<WorkerListeners>> {
         (&mut self.ready).await.ok()
     }
@@ -126,11 +129,10 @@ async fn run(
         stop: Rc::default(),
     };
     let mut services = Vec::new();
-    let mut listening = Vec::new();
+    let mut accepting = Vec::new();
     let mut reports = Vec::new();
     for (position, service) in shared.config.services.iter().enumerate() {
         let records = shared.registry.register(position);
-        let mut origins = shared.origins[position].clone();
         let bound = Bound::new(service, &shared.config)
             .with_context(|| format!("service {:?}", service.name))?;
         let built = Rc::new(Service::new(
@@ -142,33 +144,17 @@ async fn run(
             bound.steered,
         ));
         reports.push(bound.report);
-        built.set_origins(&origins.borrow_and_update());
-        let follower = Rc::clone(&built);
-        tokio::task::spawn_local(async move {
-            while origins.changed().await.is_ok() {
-                let now = Arc::clone(&origins.borrow_and_update());
-                follower.set_origins(&now);
-            }
-        });
-        listening.extend(bound.listeners.into_iter().map(|l| (Rc::clone(&built), l)));
+        let (door, opened) = watch::channel(false);
+        let door = Door { here: door, everywhere: shared.open.clone() };
+        let origins = shared.origins[position].clone();
+        tokio::task::spawn_local(follow(Rc::clone(&built), origins, door));
+        for (listener, via) in bound.listeners {
+            let (service, listener) = (Rc::clone(&built), Rc::new(listener));
+            let accepted = accept(service.clone(), listener.clone(), via, opened.clone());
+            accepting.push((service, listener, via, tokio::task::spawn_local(accepted)));
+        }
         services.push(built);
     }
-    // A client that comes now waits in the kernel's queue: the first one served finds warm sockets.
-    tokio::select! {
-        () = warm_up(&services) => {}
-        stopping = stage.wait_for(|&stage| stage != Stage::Run) => {
-            stopping?;
-            return Ok(());
-        }
-    }
-    let accepting: Vec<_> = listening
-        .into_iter()
-        .map(|(service, (listener, via))| {
-            let listener = Rc::new(listener);
-            let task = tokio::task::spawn_local(accept(service.clone(), listener.clone(), via));
-            (service, listener, via, task)
-        })
-        .collect();
     let steering = Steering::start(index, &shared, &services);
     shared.datapath.heartbeat(index).context("first heartbeat")?;
     report.send(reports).ok();
@@ -307,20 +293,63 @@ fn tell<I: Iterator<Item = Rc<Service>>>(
     }
 }
 
-async fn warm_up(services: &[Rc<Service>]) {
+/// Whether a service lets its clients in.
+struct Door {
+    here: watch::Sender<bool>,
+    everywhere: watch::Sender<Vec<usize>>,
+}
+
+impl Door {
+    fn is_open(&self) -> bool {
+        *self.here.borrow()
+    }
+
+    fn open(&self, service: usize) {
+        self.here.send_replace(true);
+        self.everywhere.send_modify(|open| open[service] += 1);
+    }
+}
+
+/// Follows who the origins of a service are, and opens its door when their sockets are warm. Who comes
+/// before that waits in the kernel's queue: the first one served finds warm sockets.
+async fn follow(
+    service: Rc<Service>,
+    mut origins: watch::Receiver<Option<Arc<[Chosen]>>>,
+    door: Door,
+) {
     loop {
-        for service in services {
-            service.tick();
+        let now = origins.borrow_and_update().clone();
+        if let Some(now) = &now {
+            service.set_origins(now);
         }
-        if services.iter().all(|s| s.is_warm()) {
-            return;
+        tokio::select! {
+            changed = origins.changed() => if changed.is_err() { return },
+            () = warm_up(&service, &door), if now.is_some() && !door.is_open() => {
+                if origins.changed().await.is_err() { return }
+            }
+        }
+    }
+}
+
+async fn warm_up(service: &Service, door: &Door) {
+    loop {
+        service.tick();
+        if service.is_warm() {
+            return door.open(service.position());
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-/// Accepts connections until aborted.
-async fn accept(service: Rc<Service>, listener: Rc<Listener>, via: Via) {
+/// Accepts connections, once the door is open, until aborted.
+async fn accept(
+    service: Rc<Service>,
+    listener: Rc<Listener>,
+    via: Via,
+    mut opened: watch::Receiver<bool>,
+) {
+    // An error means that nobody follows the origins any more, and the worker ends.
+    opened.wait_for(|open| *open).await.ok();
     loop {
         match listener.accept().await {
             Ok(client) => service.serve(client, via, &listener),

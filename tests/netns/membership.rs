@@ -301,6 +301,61 @@ fn clients_are_refused_until_there_is_a_list() {
     assert!(daemon.log().contains("no list of origins"), "{}", daemon.log());
 }
 
+/// A service whose list comes late, and then one whose origins are known.
+fn late_and_known(lab: &Lab, late: SocketAddr, file: &Path) -> String {
+    format!(
+        "workers = 2\n[[service]]\nname = \"late\"\nprotocol = \"http1\"\nlisten = [\"{late}\"]\n\
+         [service.discovery.file]\npath = \"{}\"\n\
+         [[service]]\nname = \"known\"\nprotocol = \"http1\"\nlisten = [\"{}\"]\n\
+         intercept = [\"origins\"]\norigins = {}\n",
+        file.display(),
+        listen(lab),
+        addresses(&lab.all_origins())
+    )
+}
+
+#[test]
+fn nobody_waits_for_the_list_of_another_service() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = Scripted::http(&lab.origins, lab.origin(0)).unwrap();
+    let (late, file) = (SocketAddr::new(lab.host_ip(), 8081), lab.directory().join("late.json"));
+    let daemon = Daemon::spawn(&lab, &late_and_known(&lab, late, &file)).unwrap();
+    let ask = |at| Client::get_once(&lab.host, at, "/").map(|response| response.status).ok();
+    eventually(SOON, "the service that has its list serves", || ask(listen(&lab)) == Some(200));
+    eventually(SOON, "and intercepts", || {
+        assert_eq!(ask(lab.origin(0)), Some(200));
+        daemon.snapshot().is_ok_and(|snapshot| snapshot.datapath.rewritten > 0)
+    });
+    let service = daemon.service().unwrap();
+    let error = service.membership.and_then(|membership| membership.error).unwrap_or_default();
+    assert!(error.contains("late.json: No such file"), "{error}");
+    assert!(daemon.request("GET", "/v1/health").is_err(), "it is not ready, as one service is not");
+
+    // Who comes meanwhile is served as soon as there is a list.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| ask(late));
+        eventually(SOON, "the log tells", || daemon.log().contains("waiting for the first list"));
+        write(&file, &lab.all_origins());
+        assert_eq!(waiting.join().unwrap(), Some(200));
+    });
+    assert!(!daemon.log().contains("clients are refused"), "{}", daemon.log());
+    eventually(SOON, "all is ready", || daemon.request("GET", "/v1/health").is_ok());
+    daemon.stop().unwrap();
+}
+
+#[test]
+fn a_daemon_that_waits_for_a_list_stops_at_once() {
+    let lab = Lab::new(1).unwrap();
+    let late = SocketAddr::new(lab.host_ip(), 8081);
+    let config = late_and_known(&lab, late, &lab.directory().join("late.json"));
+    let daemon = Daemon::spawn(&lab, &config).unwrap();
+    eventually(SOON, "the admin socket answers", || daemon.snapshot().is_ok());
+    let began = clock::now();
+    daemon.stop().unwrap();
+    let took = clock::now() - began;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
 #[track_caller]
 fn get(fleet: &Fleet) -> harness::client::Response {
     Client::get_once(&fleet.lab.host, listen(&fleet.lab), "/echo?x").unwrap()

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use broker_ebpf::abi;
+use tokio::sync::watch;
 
 use super::cgroups::Cgroups;
 use super::origins::Origins;
@@ -45,6 +46,8 @@ pub(super) struct Interception {
     /// What is intercepted because of lists, in the order of `following`.
     listed: Vec<Vec<Intercept>>,
     cgroups: Cgroups,
+    /// In how many workers each service of the configuration lets its clients in.
+    open: watch::Receiver<Vec<usize>>,
     /// Whether the kernel has to be told even if lists are the same.
     stale: bool,
 }
@@ -71,6 +74,7 @@ impl Interception {
             following,
             listed: Vec::new(),
             cgroups: Cgroups::find(&shared.config.services)?,
+            open: shared.open.subscribe(),
             stale: true,
         })
     }
@@ -85,7 +89,24 @@ impl Interception {
         !self.following.is_empty() || !self.cgroups.is_empty()
     }
 
-    /// Intercepts what there is now.
+    /// Whether all services let their clients in.
+    pub(super) fn is_complete(&self) -> bool {
+        (0..self.config.services.len()).all(|position| self.is_open(position))
+    }
+
+    /// Whether a service lets its clients in, in all workers. So does that of those of high priority
+    /// then: the kernel is told of both together.
+    fn is_open(&self, position: usize) -> bool {
+        let first = self.config.services[position].high_of.unwrap_or(position);
+        let open = self.open.borrow();
+        let mut both = self.config.services.iter().zip(&*open).enumerate();
+        both.all(|(position, (service, &open))| {
+            let other = position != first && service.high_of != Some(first);
+            other || open == self.config.workers.get()
+        })
+    }
+
+    /// Intercepts what there is now, for services that let their clients in.
     pub(super) fn apply(&mut self, origins: &Origins) -> anyhow::Result<()> {
         if self.services.is_empty() {
             return Ok(());
@@ -103,7 +124,7 @@ impl Interception {
         for ((place, _), members) in self.following.iter().zip(&listed) {
             services[*place].targets.extend(members);
         }
-        self.datapath.intercept(&services)?;
+        self.datapath.intercept(&without_closed(services, |position| self.is_open(position)))?;
         self.listed = listed;
         self.stale = false;
         Ok(())
@@ -127,21 +148,33 @@ impl Interception {
         self.listed_now(origins).iter().flatten().any(|target| !before.contains(target))
     }
 
-    /// Follows the lists and the cgroups for as long as the daemon runs.
-    pub(super) async fn follow(mut self, origins: &Origins) {
-        let mut said = None;
+    /// Waits until something else may have to be intercepted: because of a list, a cgroup, or a service
+    /// that lets its clients in.
+    pub(super) async fn change(&mut self, origins: &Origins) {
         loop {
             let list_changed = tokio::select! {
                 () = origins.lists_changed() => true,
+                Ok(()) = self.open.changed() => {
+                    self.stale = true;
+                    false
+                }
                 () = tokio::time::sleep(LOOK), if !self.cgroups.is_empty() => false,
             };
             if list_changed && self.grows(origins) {
                 tokio::time::sleep(HEARD).await;
             }
             self.stale |= self.cgroups.look();
-            if !list_changed && !self.stale {
-                continue;
+            if list_changed || self.stale {
+                return;
             }
+        }
+    }
+
+    /// Follows what changes for as long as the daemon runs.
+    pub(super) async fn follow(mut self, origins: &Origins) {
+        let mut said = None;
+        loop {
+            self.change(origins).await;
             // The old ones stay then. Where there are cgroups it is soon tried again, and so the same
             // error is not told twice in a row.
             let failed = self.apply(origins).err().map(|error| chain(error.as_ref()));
@@ -176,6 +209,27 @@ fn intercepted(
     })
 }
 
+/// Leaves out services that do not let their clients in yet, whose clients go where they want. So do
+/// those of wider destinations, or they would get clients that are not theirs.
+fn without_closed(
+    services: Vec<InterceptedService>,
+    is_open: impl Fn(usize) -> bool,
+) -> Vec<InterceptedService> {
+    let (mut open, mut closed): (Vec<_>, Vec<_>) =
+        services.into_iter().partition(|service| is_open(service.service as usize));
+    let covers = |service: &InterceptedService, closed: &[InterceptedService]| {
+        let mut inner = closed.iter().flat_map(|service| &service.targets);
+        let within = |inner: &Intercept, outer: &Intercept| {
+            outer.port == inner.port && outer.net.contains(&inner.net)
+        };
+        inner.any(|inner| service.targets.iter().any(|outer| within(inner, outer)))
+    };
+    while let Some(place) = open.iter().position(|service| covers(service, &closed)) {
+        closed.push(open.remove(place));
+    }
+    open
+}
+
 /// Destinations that somebody has.
 struct Targets {
     taken: HashSet<Intercept>,
@@ -206,6 +260,41 @@ mod tests {
     fn members(range: std::ops::Range<u32>) -> Vec<Member> {
         let address = |i: u32| SocketAddr::from(((0x0a00_0000 + i).to_be_bytes(), 80));
         range.map(|i| Member::at(address(i))).collect()
+    }
+
+    #[test]
+    fn a_closed_service_loses_no_client_to_a_wider_one() {
+        let service = |service, targets: &[&str]| {
+            let target = |text: &&str| {
+                let (net, port) = text.rsplit_once(':').unwrap();
+                Intercept { net: net.parse().unwrap(), port: port.parse().unwrap() }
+            };
+            InterceptedService {
+                service,
+                targets: targets.iter().map(target).collect(),
+                cgroups: None,
+                high: None,
+                keep_destination: false,
+                steer: Steer::Relay,
+                gate: None,
+                listeners: Vec::new(),
+            }
+        };
+        let services = [
+            service(0, &["10.0.0.0/8:80", "fd00::/16:80"]),
+            service(1, &["10.1.0.0/16:80", "10.2.0.0/16:80"]),
+            service(2, &["10.1.2.3/32:80"]),
+            service(3, &["0.0.0.0/0:81", "10.1.2.4/32:80"]),
+            service(4, &["fd00::1/128:80"]),
+        ];
+        let open_without = |closed: &[usize]| -> Vec<u32> {
+            let open = without_closed(services.to_vec(), |service| !closed.contains(&service));
+            open.iter().map(|service| service.service).collect()
+        };
+        assert_eq!(open_without(&[]), [0, 1, 2, 3, 4]);
+        assert_eq!(open_without(&[2]), [3, 4], "nor do those of the one around it");
+        assert_eq!(open_without(&[0]), [1, 2, 3, 4]);
+        assert_eq!(open_without(&[4]), [1, 2, 3]);
     }
 
     #[test]

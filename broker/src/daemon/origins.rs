@@ -34,12 +34,18 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How often limits are looked at.
 const LOOK_AT_LIMITS: Duration = Duration::from_millis(100);
 
-/// How long the start waits for the first list of a source. Envoy's `initial_fetch_timeout` is 15 s,
-/// but its clients wait for it, and ours reach the origins directly meanwhile.
+/// How long a service waits for the first list of its source. Envoy's `initial_fetch_timeout` is 15 s,
+/// but clients wait for it; ours that are intercepted reach the origins directly meanwhile.
 const FIRST_LIST: Duration = Duration::from_secs(5);
 
-/// How long the start waits for this gateway's index.
+/// When people are told that it waits.
+const FIRST_LIST_SLOW: Duration = Duration::from_millis(500);
+
+/// How long a service with a subset waits for this gateway's index.
 const FIRST_IDENTITY: Duration = Duration::from_secs(3);
+
+/// What is wrong with a source before it has said anything.
+const NOTHING_YET: &str = "nothing was said yet";
 
 /// The origins of all services.
 pub(super) struct Origins {
@@ -67,7 +73,8 @@ struct Followed {
     /// What the source says.
     feed: Feed,
     latest: watch::Receiver<Latest>,
-    chosen: watch::Sender<Arc<[Chosen]>>,
+    /// Who is used; `None` while that is waited for.
+    chosen: watch::Sender<Option<Arc<[Chosen]>>>,
     common: pool::Common,
     events: Arc<EventLog>,
     taken_up: Arc<Notify>,
@@ -94,23 +101,19 @@ impl Origins {
     }
 
     /// Where workers read which origins to use, in the order of the configuration.
-    pub(super) fn subscribe(&self) -> Vec<watch::Receiver<Arc<[Chosen]>>> {
+    pub(super) fn subscribe(&self) -> Vec<watch::Receiver<Option<Arc<[Chosen]>>>> {
         let all = self.services.iter().enumerate();
         all.map(|(position, _)| self.source(position).chosen.subscribe()).collect()
     }
 
-    /// Begins to follow all services. Returns when each has its first list, or it has become clear
-    /// that this may take long: clients are refused then until it comes.
-    pub(super) async fn start(
+    /// Begins to follow all services. Each lets its clients in when it has its first list, or it has
+    /// become clear that this may take long: they are refused then until it comes.
+    pub(super) fn start(
         &self,
         datapath: &Arc<dyn Datapath>,
         registry: &Arc<Registry>,
         identity: &watch::Receiver<fleet::Status>,
     ) {
-        if self.services.iter().any(|service| service.subset.is_some()) {
-            wait_for(identity).await;
-        }
-        let mut first_choices = Vec::new();
         for service in &self.services {
             tokio::spawn(Arc::clone(service).look_after(Arc::clone(datapath)));
             if service.high_of.is_some() {
@@ -130,27 +133,10 @@ impl Origins {
             if gather.is_none() && service.subset.is_none() && checked.is_none() {
                 continue;
             }
-            first_choices.push((service, service.chosen.subscribe()));
+            tokio::spawn(Arc::clone(service).await_first());
             let follow =
                 Arc::clone(service).follow(gather, checked, identity.clone(), Arc::clone(registry));
             tokio::spawn(follow);
-        }
-        let all = async {
-            for (_, chosen) in &mut first_choices {
-                // An error means that the service is gone, and everything with it.
-                chosen.wait_for(|chosen| !chosen.is_empty()).await.ok();
-            }
-        };
-        if tokio::time::timeout(FIRST_LIST, all).await.is_ok() {
-            return;
-        }
-        for (service, _) in first_choices.iter().filter(|(_, chosen)| chosen.borrow().is_empty()) {
-            let error = service.latest.borrow().error.clone();
-            tracing::warn!(
-                service = service.name,
-                error = error.as_deref().unwrap_or("nothing was said yet"),
-                "no list of origins; clients are refused until there is one"
-            );
         }
     }
 
@@ -194,19 +180,6 @@ impl Origins {
 /// A panic elsewhere leaves what is shown as good as it was.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waits until it is known which gateway this is: the sockets of another one's subset would be opened
-/// for nothing.
-async fn wait_for(identity: &watch::Receiver<fleet::Status>) {
-    let mut identity = identity.clone();
-    let known = identity.wait_for(|status| status.identity.is_some());
-    if tokio::time::timeout(FIRST_IDENTITY, known).await.is_err() {
-        tracing::warn!(
-            "this gateway's index is not known yet; until it is, its subsets are those of a gateway \
-             that nobody reckons with"
-        );
-    }
 }
 
 /// The health checks of a service.
@@ -305,10 +278,11 @@ impl Followed {
         let members = Membership::new(config.origins.iter().map(|&address| Member::at(address)));
         // In the order of the file, which is the order of the statistics.
         let all: Arc<[Chosen]> = config.origins.iter().map(|&o| Chosen::at(o)).collect();
-        let chosen = if config.subset.is_some() { Arc::default() } else { all };
+        let known = config.discovery.is_none() && config.subset.is_none();
+        let chosen = known.then_some(all);
         let state = State {
             choice: Choice {
-                origins: chosen.to_vec(),
+                origins: chosen.as_deref().unwrap_or_default().to_vec(),
                 members: members.members().len(),
                 healthy: members.members().len(),
                 ..Choice::default()
@@ -338,8 +312,60 @@ impl Followed {
             taken_up: Arc::clone(taken_up),
             state: Mutex::new(state),
         };
-        followed.watch_these(&followed.chosen.borrow());
+        followed.watch_these(followed.chosen.borrow().as_deref().unwrap_or_default());
         followed
+    }
+
+    /// Waits for the first choice. If it takes too long, clients are let in, and refused.
+    async fn await_first(self: Arc<Self>) {
+        let mut chosen = self.chosen.subscribe();
+        let first = chosen.wait_for(Option::is_some);
+        let mut first = std::pin::pin!(first);
+        if tokio::time::timeout(FIRST_LIST_SLOW, &mut first).await.is_ok() {
+            return;
+        }
+        let service = &self.name;
+        tracing::info!(
+            service,
+            error = self.what_is_missing(),
+            "waiting for the first list of origins"
+        );
+        if tokio::time::timeout(FIRST_LIST.saturating_sub(FIRST_LIST_SLOW), first).await.is_err()
+            && self.let_in()
+        {
+            tracing::warn!(
+                service,
+                error = self.what_is_missing(),
+                "no list of origins; clients are refused until there is one"
+            );
+        }
+    }
+
+    /// Lets clients in though nobody is there to serve them. Answers whether they had to wait.
+    fn let_in(&self) -> bool {
+        self.chosen.send_if_modified(|chosen| {
+            let waits = chosen.is_none();
+            chosen.get_or_insert_default();
+            waits
+        })
+    }
+
+    /// Why there is no list.
+    fn what_is_missing(&self) -> String {
+        self.latest.borrow().error.clone().unwrap_or_else(|| NOTHING_YET.to_owned())
+    }
+
+    /// Waits until it is known which gateway this is: the sockets of another one's subset would be
+    /// opened for nothing.
+    async fn await_identity(&self, identity: &mut watch::Receiver<fleet::Status>) {
+        let known = identity.wait_for(|status| status.identity.is_some());
+        if tokio::time::timeout(FIRST_IDENTITY, known).await.is_err() {
+            tracing::warn!(
+                service = self.name,
+                "this gateway's index is not known yet; until it is, the subset is that of a gateway \
+                 that nobody reckons with"
+            );
+        }
     }
 
     /// Follows what changes the choice, for as long as the daemon runs.
@@ -350,6 +376,9 @@ impl Followed {
         mut identity: watch::Receiver<fleet::Status>,
         registry: Arc<Registry>,
     ) {
+        if self.subset.is_some() {
+            self.await_identity(&mut identity).await;
+        }
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut members = Arc::clone(&self.configured);
@@ -381,6 +410,7 @@ impl Followed {
                     // Nobody is sent here for want of whom they would be refused.
                     if members.is_empty() {
                         self.take_up(&members);
+                        self.let_in();
                     }
                 }
                 () = change(&mut identity) => {}
@@ -420,7 +450,7 @@ impl Followed {
                 version: &latest.version,
             });
             self.watch_these(&choice.origins);
-            self.chosen.send_replace(choice.origins.as_slice().into());
+            self.chosen.send_replace(Some(choice.origins.as_slice().into()));
         }
         state.choice = choice;
     }
@@ -501,7 +531,10 @@ impl Followed {
             },
             accepted: latest.accepted,
             refused: latest.refused,
-            error: latest.error.clone(),
+            error: latest.error.clone().or_else(|| {
+                let awaited = self.discovery.is_some() && latest.membership.is_none();
+                awaited.then(|| NOTHING_YET.to_owned())
+            }),
             changes: state.changes,
             members: state.choice.members as u64,
             healthy: state.choice.healthy as u64,
