@@ -12,7 +12,7 @@ mod table;
 mod unit;
 
 pub use table::{Align, Cell, Column, Paint, Table};
-pub use unit::{bytes, count, micros, millis, percent, rate};
+pub use unit::{bytes, count, micros, millis, percent, plural, rate};
 
 use std::io::IsTerminal;
 

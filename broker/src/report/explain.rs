@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::unit::plural;
 use super::{Paint, Style};
 use crate::stats::{ServiceSnapshot, Snapshot};
 
@@ -34,6 +35,9 @@ pub struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub setting: Option<String>,
 }
+
+/// How a connection failed that nobody has answered.
+const TIMED_OUT: &str = "that timed out";
 
 /// One in so many exchanges that an origin answers with an error explains why clients fail.
 const ERRORS_SHARE: u64 = 20;
@@ -78,16 +82,20 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
             layer: "clients",
             weight: Weight::Cause,
             evidence: format!(
-                "no client has come since the start: {} connections were rewritten, {} left alone \
-                 for another cgroup, {} for another network namespace",
-                datapath.rewritten, datapath.left_other_cgroup, datapath.left_other_netns
+                "no client has come since the start: of all services, {} sent to the broker, {} left \
+                 alone for another cgroup, {} for another network namespace",
+                plural(datapath.rewritten, "connection"),
+                datapath.left_other_cgroup,
+                datapath.left_other_netns
             ),
             setting: Some("listen, intercept, cgroups, intercept_from_netns".to_owned()),
         });
     } else {
         let evidence = format!(
-            "{} clients so far, {} open, {} exchanges",
-            both.now.clients, both.now.clients_open, both.now.exchanges
+            "{} since the start, {} open, {}",
+            plural(both.now.clients, "client"),
+            both.now.clients_open,
+            plural(both.now.exchanges, "exchange")
         );
         findings.push(Finding { layer: "clients", weight: Weight::Fine, evidence, setting: None });
     }
@@ -95,7 +103,10 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding {
             layer: "clients",
             weight: Weight::Notable,
-            evidence: format!("{left} connections went directly because a worker was not alive"),
+            evidence: format!(
+                "{} went directly because a worker was not alive",
+                plural(left, "connection")
+            ),
             setting: Some("heartbeat_age_max".to_owned()),
         });
     }
@@ -105,7 +116,8 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
             layer: "clients",
             weight: Weight::Cause,
             evidence: format!(
-                "{unknown} connections just now without a record of what was dialled"
+                "{} just now without a record of what was dialled",
+                plural(unknown, "connection")
             ),
             setting: None,
         });
@@ -115,15 +127,23 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
 fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
     type Value = fn(&ServiceSnapshot) -> u64;
     let refused: [(&str, Value, &str); 5] = [
-        ("max_pending", |s| s.queue_overflow, "refused because too many were waiting"),
+        ("max_pending", |s| s.queue_overflow, "exchanges refused because too many were waiting"),
         (
             "refuse",
             |s| s.connects_refused,
-            "refused at connect() because nothing was left and too many were waiting",
+            "connect() refused because nothing was left and too many were waiting",
         ),
-        ("max_requests", |s| s.request_overflow, "refused because too many were under way"),
-        ("max_retries", |s| s.retry_overflow, "failed because too many were being tried again"),
-        ("queue_timeout", |s| s.queue_timed_out, "refused because they waited too long"),
+        (
+            "max_requests",
+            |s| s.request_overflow,
+            "exchanges refused because too many were under way",
+        ),
+        (
+            "max_retries",
+            |s| s.retry_overflow,
+            "exchanges failed because too many were being tried again",
+        ),
+        ("queue_timeout", |s| s.queue_timed_out, "exchanges refused because they waited too long"),
     ];
     let mut fine = true;
     for (name, counter, what) in refused {
@@ -135,7 +155,7 @@ fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding {
             layer: "limit",
             weight: if rise > 0 { Weight::Cause } else { Weight::Notable },
-            evidence: format!("{rise} exchanges just now, {total} so far, {what}"),
+            evidence: format!("{what}: {}", counted(rise, total)),
             setting: Some(match name {
                 "queue_timeout" => "pool.queue_timeout, limits.max_connections".to_owned(),
                 "refuse" => "limits.max_connections, limits.max_pending".to_owned(),
@@ -163,6 +183,12 @@ fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
         let evidence = format!("no limit is reached: {}", used.collect::<Vec<_>>().join(", "));
         findings.push(Finding { layer: "limit", weight: Weight::Fine, evidence, setting: None });
     }
+}
+
+/// How often something has happened.
+fn counted(rise: u64, total: u64) -> String {
+    let when = if rise == 0 { "none just now".to_owned() } else { format!("{rise} just now") };
+    format!("{when}, {total} since the start")
 }
 
 /// Where a limit is set.
@@ -194,11 +220,17 @@ fn outliers(both: &Both<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding {
             layer: "outlier",
             weight: Weight::Cause,
-            evidence: format!("all {all} origins are ejected"),
+            evidence: match all {
+                1 => "the only origin is ejected".to_owned(),
+                _ => format!("all {all} origins are ejected"),
+            },
             setting: Some("outlier.max_ejection_percent, panic.threshold".to_owned()),
         });
     } else if ejected.is_empty() {
-        let evidence = format!("none of {all} origins is ejected");
+        let evidence = match all {
+            0 => "no origin is known, so none is ejected".to_owned(),
+            _ => format!("of {} none is ejected", plural(all as u64, "origin")),
+        };
         findings.push(Finding { layer: "outlier", weight: Weight::Fine, evidence, setting: None });
     }
     if outliers.overflow > 0 {
@@ -206,8 +238,8 @@ fn outliers(both: &Both<'_>, findings: &mut Vec<Finding>) {
             layer: "outlier",
             weight: Weight::Notable,
             evidence: format!(
-                "{} ejections were withheld because as many as allowed were ejected already",
-                outliers.overflow
+                "{} withheld since the start because as many as allowed were ejected already",
+                plural(outliers.overflow, "ejection")
             ),
             setting: Some("outlier.max_ejection_percent".to_owned()),
         });
@@ -228,7 +260,10 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding {
             layer: "membership",
             weight: Weight::Cause,
-            evidence: format!("no origin is in use, of {} members", membership.members),
+            evidence: match membership.members {
+                0 => "no origin is in use: the service has no members".to_owned(),
+                members => format!("no origin is in use, of {}", plural(members, "member")),
+            },
             setting: Some("discovery.on_empty, origins".to_owned()),
         });
         return;
@@ -244,8 +279,11 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
     }
     let unhealthy = membership.healthy < membership.members;
     let evidence = format!(
-        "{} of {} members are used, {} healthy, priority {}",
-        membership.used, membership.members, membership.healthy, membership.priority
+        "{} of {} used, {} healthy, priority {}",
+        membership.used,
+        plural(membership.members, "member"),
+        membership.healthy,
+        membership.priority
     );
     let weight = if unhealthy { Weight::Notable } else { Weight::Fine };
     findings.push(Finding { layer: "membership", weight, evidence, setting: None });
@@ -254,8 +292,8 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
             layer: "subset",
             weight: Weight::Notable,
             evidence: format!(
-                "{} origins are used in place of others of the subset",
-                membership.widened
+                "{} used in place of others of the subset",
+                plural(membership.widened, "origin")
             ),
             setting: Some("subset.size, subset.min_healthy".to_owned()),
         });
@@ -271,16 +309,19 @@ fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding {
             layer: "origin",
             weight: Weight::Cause,
-            evidence: format!("{unreachable} exchanges just now found no origin to connect to"),
+            evidence: format!(
+                "{} just now found no origin to connect to",
+                plural(unreachable, "exchange")
+            ),
             setting: None,
         });
     }
     for origin in &both.now.origins {
         let before = both.before.origins.iter().find(|o| o.address == origin.address);
         let dials: [(&str, u64, u64); 3] = [
-            ("refused", origin.dial_refused, before.map_or(0, |b| b.dial_refused)),
-            ("timed out", origin.dial_timed_out, before.map_or(0, |b| b.dial_timed_out)),
-            ("failed", origin.dial_failed, before.map_or(0, |b| b.dial_failed)),
+            ("refused by it", origin.dial_refused, before.map_or(0, |b| b.dial_refused)),
+            (TIMED_OUT, origin.dial_timed_out, before.map_or(0, |b| b.dial_timed_out)),
+            ("that failed", origin.dial_failed, before.map_or(0, |b| b.dial_failed)),
         ];
         for (how, total, earlier) in dials.into_iter().filter(|(_, total, _)| *total > 0) {
             fine = false;
@@ -289,10 +330,11 @@ fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
                 layer: "origin",
                 weight: if rise > 0 { Weight::Cause } else { Weight::Notable },
                 evidence: format!(
-                    "{}: {rise} connections just now, {total} so far, {how}",
-                    origin.address
+                    "{}: connections {how}: {}",
+                    origin.address,
+                    counted(rise, total)
                 ),
-                setting: (how == "timed out").then(|| "pool.connect_timeout".to_owned()),
+                setting: (how == TIMED_OUT).then(|| "pool.connect_timeout".to_owned()),
             });
         }
         let errors = origin.responses_5xx;
@@ -304,9 +346,10 @@ fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
                 layer: "origin",
                 weight: if many { Weight::Cause } else { Weight::Notable },
                 evidence: format!(
-                    "{}: {rise} responses just now, {errors} so far, of status 500 or above; \
-                     {exchanges} exchanges with all origins just now",
-                    origin.address
+                    "{}: responses with a status of 500 or above: {}; {} with all origins just now",
+                    origin.address,
+                    counted(rise, errors),
+                    plural(exchanges, "exchange")
                 ),
                 setting: Some("outlier, retries.retry_on".to_owned()),
             });
@@ -319,15 +362,20 @@ fn origins(both: &Both<'_>, findings: &mut Vec<Finding>) {
             layer: "origin",
             weight: if failed > 0 { Weight::Cause } else { Weight::Notable },
             evidence: format!(
-                "{failed} exchanges just now, {} so far, were failed by their origin: reset, ended or \
-                 stalled, and could not be repeated",
-                both.now.origin_failed
+                "exchanges failed by their origin (reset, ended or stalled) that could not be \
+                 repeated: {}",
+                counted(failed, both.now.origin_failed)
             ),
             setting: Some("timeouts.origin_stall".to_owned()),
         });
     }
     if fine {
-        let evidence = format!("{} origins, all answer", both.now.origins.len());
+        // Without any it was said above, or nobody has dialled one yet.
+        let evidence = match both.now.origins.len() {
+            0 => "no origin was dialled yet".to_owned(),
+            1 => "the only origin answers".to_owned(),
+            all => format!("all {all} origins answer"),
+        };
         findings.push(Finding { layer: "origin", weight: Weight::Fine, evidence, setting: None });
     }
 }
@@ -491,7 +539,7 @@ mod tests {
         assert_eq!(
             all,
             [
-                "10.0.0.1:80: 20 segments just now, 20 of 1000 so far, had to be sent again",
+                "10.0.0.1:80: segments that had to be sent again: 20 just now, 20 of 1000 since the start",
                 "10.0.0.2:80: a round trip takes 90000 us, to its peers 100 us (medians)",
             ]
         );
@@ -505,6 +553,38 @@ mod tests {
         let limit = findings.iter().find(|f| f.layer == "limit").unwrap();
         assert_eq!(limit.weight, Weight::Notable, "{limit:?}");
         assert!(explain("wbe", &before, &before).is_none());
+    }
+
+    #[test]
+    fn numbers_are_sentences() {
+        let evidence = |happens: fn(&mut ServiceSnapshot)| {
+            let (mut before, mut now) = (snapshot(), snapshot());
+            (before.services[0].queue_overflow, before.services[0].origins[1].dial_refused) =
+                (3, 2);
+            now.services[0] = before.services[0].clone();
+            happens(&mut now.services[0]);
+            let all = explain("web", &before, &now).unwrap();
+            all.into_iter().map(|finding| finding.evidence).collect::<Vec<_>>().join("\n")
+        };
+        let quiet = evidence(|_| {});
+        for text in [
+            "exchanges refused because too many were waiting: none just now, 3 since the start",
+            "10.0.0.2:80: connections refused by it: none just now, 2 since the start",
+        ] {
+            assert!(quiet.contains(text), "{quiet}");
+        }
+        let busy = evidence(|s| s.queue_overflow += 1);
+        assert!(busy.contains("too many were waiting: 1 just now, 4 since the start"), "{busy}");
+        let origins = |left: usize| {
+            let mut now = snapshot();
+            now.services[0].origins.truncate(left);
+            let all = explain("web", &now, &now).unwrap();
+            all.into_iter().find(|finding| finding.layer == "origin").unwrap().evidence
+        };
+        assert_eq!(
+            [0, 1, 2].map(origins),
+            ["no origin was dialled yet", "the only origin answers", "all 2 origins answer"]
+        );
     }
 
     #[test]

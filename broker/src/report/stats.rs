@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, rate};
+use super::{
+    Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, plural, rate,
+};
 use crate::stats::{
     DatapathSnapshot, GatewaySnapshot, HostCounters, LimitSnapshot, MembershipSnapshot,
     OriginSnapshot, OriginTotals, PathSnapshot, ServiceSnapshot, Snapshot, SteeredSnapshot,
@@ -72,13 +74,12 @@ fn line(out: &mut String, text: &str) {
 
 fn head(view: View<'_>, style: Style) -> String {
     let now = view.now;
-    let plural = if now.workers == 1 { "" } else { "s" };
     let mut text = format!(
-        "{} {} · up {} · {} worker{plural}",
+        "{} {} · up {} · {}",
         style.paint(Paint::Bold, "broker"),
         now.broker_version,
         millis(now.uptime_ms),
-        now.workers,
+        plural(now.workers as u64, "worker"),
     );
     if let Some(before) = view.since {
         append(&mut text, format_args!(" · change within {}", millis(now.elapsed_ms(before))));

@@ -14,6 +14,12 @@ pub fn count(n: u64) -> String {
     text
 }
 
+/// `1 origin`, `2,000 origins`: things whose plural is made with an s.
+#[must_use]
+pub fn plural(n: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
 /// A number per second; small ones keep a decimal.
 #[must_use]
 pub fn rate(per_second: f64) -> String {

@@ -30,7 +30,7 @@ pub(super) fn paths(both: &Both<'_>, findings: &mut Vec<Finding>) {
         {
             notable(
                 format!(
-                    "{}: {rise} segments just now, {} of {} so far, had to be sent again",
+                    "{}: segments that had to be sent again: {rise} just now, {} of {} since the start",
                     origin.address, path.retransmitted, path.segments
                 ),
                 "outlier.enforcing_retransmission_percentage",

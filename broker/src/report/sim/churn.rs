@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::report::{Cell, Column, Paint, Style, Table, bar, count, micros, percent, rate};
+use crate::report::{Cell, Column, Paint, Style, Table, bar, count, micros, percent, plural, rate};
 use crate::sim::churn::{Advice, Arrivals, Gap, Outcome, Report, Service, Shared, Spread};
 
 /// Columns of the longest bar.
@@ -12,7 +12,7 @@ const BAR_WIDTH: usize = 20;
 /// The simulation as text.
 #[must_use]
 pub fn render(report: &Report, style: Style) -> String {
-    let workers = plural(report.workers, "worker");
+    let workers = plural(report.workers as u64, "worker");
     let mut out = head(report);
     let mut part = |title: &str, table: &Table, says: &str| {
         let title = style.paint(Paint::Bold, title);
@@ -81,8 +81,8 @@ idle_ttl {}, max_idle {}{origin_idle}
         as_given(traffic.duration),
         as_given(traffic.service_time),
         rate(at_once).trim_end_matches(".0"),
-        plural(setup.origins, "origin"),
-        plural(report.workers, "worker"),
+        plural(setup.origins as u64, "origin"),
+        plural(report.workers as u64, "worker"),
         time(report.gap),
         as_given(setup.idle_ttl),
         setup.max_idle,
@@ -297,7 +297,7 @@ fn advice(report: &Report, style: Style) -> String {
     writeln!(
         out,
         "With {} this opens {} connections, {} at once on average; {} requests wait.",
-        plural(report.workers, "worker"),
+        plural(report.workers as u64, "worker"),
         count(outcome.created),
         rate(outcome.open_mean),
         count(outcome.waited),
@@ -322,10 +322,6 @@ fn share(part: i64, whole: u64) -> String {
 /// Like [`percent`], but more than all is possible.
 fn percent_above(part: u64, whole: u64) -> String {
     format!("{:.1} %", part as f64 * 100.0 / whole.max(1) as f64)
-}
-
-fn plural(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 fn time(time: Duration) -> String {
