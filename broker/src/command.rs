@@ -44,21 +44,36 @@ fn show(
     Ok(out.flush()?)
 }
 
-/// Parses a pause such as `2`, `0.5` (seconds) or `500ms`.
-fn interval(text: &str) -> Result<Duration, String> {
+/// Parses a time such as `2`, `0.5` (seconds), `500ms` or `10m`.
+fn time(text: &str) -> Result<Duration, &'static str> {
     let parsed = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
         Err(_) => humantime::parse_duration(text).ok(),
     };
+    parsed.ok_or("must be a time: 30 or 0.5 (seconds), 500ms, 30s, 10m")
+}
+
+/// Parses a pause.
+fn interval(text: &str) -> Result<Duration, &'static str> {
     // Below that, taking the sample would be most of the work.
-    parsed
-        .filter(|d| (Duration::from_millis(50)..=Duration::from_hours(24)).contains(d))
-        .ok_or_else(|| "must be 50ms to 24h, such as 2, 0.5 or 500ms".to_owned())
+    let allowed = Duration::from_millis(50)..=Duration::from_hours(24);
+    let pause = time(text).ok().filter(|pause| allowed.contains(pause));
+    pause.ok_or("must be 50ms to 24h, such as 2, 0.5 or 500ms")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times() {
+        assert_eq!(time("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(time("0.5"), time("500ms"));
+        assert_eq!(time("1h 30m"), Ok(Duration::from_mins(90)));
+        for wrong in ["", "-1", "nan", "inf", "soon", "3 x", "1e300"] {
+            assert!(time(wrong).is_err_and(|rule| rule.contains("30 or 0.5 (seconds)")), "{wrong}");
+        }
+    }
 
     #[test]
     fn intervals() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::interval;
+use super::{interval, time};
 use crate::clock;
 use crate::datapath::{Datapath, KernelCounters};
 use crate::observe::{Observation, observe};
@@ -23,8 +23,8 @@ pub struct Args {
     /// Print JSON: with --for one document at the end, else one line each interval.
     #[arg(long)]
     pub json: bool,
-    /// Stop after this long (such as 30s) instead of at Ctrl-C.
-    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    /// Stop after this long (such as 30s, or 30: seconds) instead of at Ctrl-C.
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
     pub duration: Option<Duration>,
     /// Time between two looks, and over which rates are taken.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]

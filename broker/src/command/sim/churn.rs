@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use crate::command::{UsageError, show};
+use crate::command::{self, UsageError, show};
 use crate::report::Style;
 use crate::report::sim::churn::render;
 use crate::sim::churn::{Arrivals, Service, Setup, Spread, Traffic, simulate};
@@ -82,8 +82,8 @@ fn rate(text: &str) -> Result<f64, &'static str> {
 }
 
 fn time(text: &str) -> Result<Duration, &'static str> {
-    let (least, most) = (Duration::from_millis(1), Duration::from_hours(365 * 24));
-    let time = humantime::parse_duration(text).ok().filter(|time| (least..=most).contains(time));
+    let allowed = Duration::from_millis(1)..=Duration::from_hours(365 * 24);
+    let time = command::time(text).ok().filter(|time| allowed.contains(time));
     time.ok_or("must be a time such as 40ms, 30s or 10m, from 1ms to 365 days")
 }
 
