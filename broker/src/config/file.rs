@@ -7,6 +7,7 @@
 mod address;
 mod raw;
 mod rules;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod warnings;
@@ -27,8 +28,10 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 
 /// Parses and validates the text of a configuration file; `name` is what errors call it.
 pub fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
-    let raw: raw::File = toml::from_str(text)
-        .map_err(|source| ConfigError::Syntax { name: name.to_owned(), source })?;
+    let raw: raw::File = toml::from_str(text).map_err(|e| ConfigError::Shape {
+        name: name.to_owned(),
+        problem: shape::explain(text, &e),
+    })?;
     rules::validate(raw)
         .map_err(|problems| ConfigError::Invalid { name: name.to_owned(), problems })
 }
@@ -44,11 +47,11 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// Not TOML, or not of the right shape: an unknown key, a missing one, a wrong type.
-    Syntax {
+    Shape {
         /// The file.
         name: String,
         /// Where, and what.
-        source: toml::de::Error,
+        problem: String,
     },
     /// Well-formed, but it breaks rules.
     Invalid {
@@ -63,9 +66,7 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read { path, .. } => write!(f, "cannot read {}", path.display()),
-            Self::Syntax { name, source } => {
-                write!(f, "{name}: {}", source.to_string().trim_end())
-            }
+            Self::Shape { name, problem } => write!(f, "{name}: {problem}"),
             Self::Invalid { name, problems } => {
                 for (i, problem) in problems.iter().enumerate() {
                     let end_of_line = if i + 1 < problems.len() { "\n" } else { "" };
@@ -81,8 +82,7 @@ impl std::error::Error for ConfigError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Read { source, .. } => Some(source),
-            // The source's text is this error's text already.
-            Self::Syntax { .. } | Self::Invalid { .. } => None,
+            Self::Shape { .. } | Self::Invalid { .. } => None,
         }
     }
 }

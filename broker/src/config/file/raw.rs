@@ -4,10 +4,44 @@
 //! [`super::rules`] can name the service they belong to and go on to the next one.
 
 use std::fmt;
+use std::ops::Deref;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer};
+
+/// A duration as it is written; [`super::rules`] knows what it has to obey.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Time(String);
+
+impl Deref for Time {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+// By hand, because 30 is no text, and what is missing is its unit.
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Time;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a duration such as \"20ms\", \"30s\" or \"5m\"")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Time, E> {
+                Ok(Time(text.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_str(Text)
+    }
+}
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
@@ -21,9 +55,9 @@ pub(super) struct File {
     pub intercept_from_netns: Option<String>,
     /// Default 1 s: longer than any healthy stall of an event loop, short enough that clients of a
     /// hung daemon reach their origins directly before people notice.
-    pub heartbeat_age_max: Option<String>,
+    pub heartbeat_age_max: Option<Time>,
     /// Default 30 s: long enough for slow answers; the unit's `TimeoutStopSec` is set above it.
-    pub drain_timeout: Option<String>,
+    pub drain_timeout: Option<Time>,
     /// Default: the only gateway.
     pub gateway: Option<Gateway>,
     /// `stdout`, or an absolute path. Default: the last events can be asked for, and none is
@@ -70,7 +104,7 @@ pub(super) struct Etcd {
     pub prefix: String,
     /// Default 10 s: survives a restart of etcd's leader, and a vanished gateway's place is free
     /// soon.
-    pub ttl: Option<String>,
+    pub ttl: Option<Time>,
     /// Default: the host's name and machine id.
     pub name: Option<String>,
     pub tls: Option<Tls>,
@@ -111,13 +145,13 @@ pub(super) struct Service {
     /// opaque only. Default `never`: nothing in unknown bytes says where an exchange ends.
     pub reuse: Option<String>,
     /// `reuse = "quiet"` only. Default 20 ms: late bytes of an answer come within a round trip.
-    pub settle_time: Option<String>,
+    pub settle_time: Option<Time>,
     /// Default `balance`.
     pub route: Option<String>,
     /// dialled only. Default 1024: bounds the memory that a scan of a whole network can take.
     pub origins_max: Option<usize>,
     /// dialled only. Default 5 min: outlives the pauses between runs of cron jobs every minute.
-    pub origin_idle: Option<String>,
+    pub origin_idle: Option<Time>,
     /// Intercepted http1 with `route = "balance"` only. Default `auto`: nonblocking clients notice
     /// nothing of it.
     pub steer: Option<String>,
@@ -163,9 +197,9 @@ pub(super) struct High {
 #[serde(deny_unknown_fields)]
 pub(super) struct Discovery {
     /// Default 200 ms: a deployment that replaces many members at once is one change.
-    pub debounce: Option<String>,
+    pub debounce: Option<Time>,
     /// Default 2 s: a list that never comes to rest is still followed.
-    pub debounce_max: Option<String>,
+    pub debounce_max: Option<Time>,
     /// Default `keep`: an empty list is more often a mistake than the truth.
     pub on_empty: Option<String>,
     pub file: Option<DiscoveryFile>,
@@ -194,9 +228,9 @@ pub(super) struct DiscoveryDns {
     #[serde(default)]
     pub resolvers: Vec<String>,
     /// Default 1 s: servers that balance by DNS say 0 and mean "often".
-    pub refresh_min: Option<String>,
+    pub refresh_min: Option<Time>,
     /// Default 60 s: a TTL of a day is not meant to hide a new origin for a day.
-    pub refresh_max: Option<String>,
+    pub refresh_max: Option<Time>,
 }
 
 /// `[service.discovery.kubernetes]`.
@@ -265,7 +299,7 @@ pub(super) struct DiscoveryEds {
     /// Default `sotw`: every control plane speaks it.
     pub api: Option<String>,
     /// Default 15 s: Envoy's.
-    pub initial_fetch_timeout: Option<String>,
+    pub initial_fetch_timeout: Option<Time>,
 }
 
 /// `[service.subset]`.
@@ -305,13 +339,13 @@ pub(super) struct HealthCheck {
     pub reuse_connection: Option<bool>,
     /// Default 5 s: three failures show within 15 s, and a fleet of 100 gateways costs an origin
     /// 20 requests a second.
-    pub interval: Option<String>,
+    pub interval: Option<Time>,
     /// Default 10: gateways that were started together drift apart.
     pub interval_jitter_percent: Option<u32>,
     /// Default: `interval`.
-    pub unhealthy_interval: Option<String>,
+    pub unhealthy_interval: Option<Time>,
     /// Default 1 s, at most `interval`: a path that is asked this often should be quick.
-    pub timeout: Option<String>,
+    pub timeout: Option<Time>,
     /// Default 3: two lost packets in a row happen.
     pub unhealthy_threshold: Option<u32>,
     /// Default 2: one success may be luck.
@@ -338,23 +372,23 @@ pub(super) struct Pool {
     pub max_idle: Option<usize>,
     /// Default 30 s: undercuts the keep-alive timeouts that servers commonly have (60 s, 75 s);
     /// shorter ones are learnt when the origin announces them.
-    pub idle_ttl: Option<String>,
+    pub idle_ttl: Option<Time>,
     /// Default 10 min: changes behind an address (a redeployed origin, a moved virtual IP) get
     /// traffic within that time, and one handshake in ten minutes costs nothing.
-    pub max_lifetime: Option<String>,
+    pub max_lifetime: Option<Time>,
     /// Default 10000: bounds what an origin that leaks per connection can leak.
     pub max_requests: Option<u64>,
     /// Default 5 s: most clients give up soon after.
-    pub queue_timeout: Option<String>,
+    pub queue_timeout: Option<Time>,
     /// Default 2 s: a lost SYN is sent again after 1 s; the second copy may still arrive.
-    pub connect_timeout: Option<String>,
+    pub connect_timeout: Option<Time>,
     /// Default 8: keeps a cold start from flooding the origin's accept queue.
     pub max_dials: Option<usize>,
     /// Default 50 ms: a restart of an origin takes about that long at least.
-    pub backoff_base: Option<String>,
+    pub backoff_base: Option<Time>,
     /// Default 1 s: a recovered origin is found again within that time, and clients that come
     /// while no origin is reachable wait no longer for the next try.
-    pub backoff_max: Option<String>,
+    pub backoff_max: Option<Time>,
     /// Default 30 s / 10 s / 3: a silently dead peer is found within a minute, also through
     /// stateful firewalls that forget idle connections.
     pub keepalive: Option<Keepalive>,
@@ -403,13 +437,13 @@ pub(super) struct Retries {
 #[serde(deny_unknown_fields)]
 pub(super) struct Timeouts {
     /// Default 75 s: nginx's `keepalive_timeout`; clients that worked with it keep working.
-    pub client_idle: Option<String>,
+    pub client_idle: Option<Time>,
     /// Default 30 s: a slow client may pause, but must not hold an origin socket for ever.
-    pub client_stall: Option<String>,
+    pub client_stall: Option<Time>,
     /// Default 5 min: slow reports are legitimate; the client's own limit usually comes first.
-    pub origin_stall: Option<String>,
+    pub origin_stall: Option<Time>,
     /// Default 1 h: web sockets and database sessions idle for long; keepalive finds dead ones.
-    pub tunnel_idle: Option<String>,
+    pub tunnel_idle: Option<Time>,
 }
 
 /// `[service.outlier]`: names, units and defaults are Envoy's, so that settings can be carried over.
@@ -419,13 +453,13 @@ pub(super) struct Timeouts {
 #[serde(deny_unknown_fields)]
 pub(super) struct Outlier {
     /// Default 10 s.
-    pub interval: Option<String>,
+    pub interval: Option<Time>,
     /// Default 30 s, times the number of ejections in a row.
-    pub base_ejection_time: Option<String>,
+    pub base_ejection_time: Option<Time>,
     /// Default 300 s, or `base_ejection_time` if that is longer.
-    pub max_ejection_time: Option<String>,
+    pub max_ejection_time: Option<Time>,
     /// Default 0 s.
-    pub max_ejection_time_jitter: Option<String>,
+    pub max_ejection_time_jitter: Option<Time>,
     /// Default 10: of fewer than ten origins none is ejected.
     pub max_ejection_percent: Option<u8>,
     /// Default false.
@@ -467,7 +501,7 @@ pub(super) struct Outlier {
     /// Default 0.
     pub enforcing_failure_percentage_local_origin: Option<u8>,
     /// Default 1 s: pauses of a garbage collector are shorter.
-    pub stall_time: Option<String>,
+    pub stall_time: Option<Time>,
     /// Default 10: a host like its peers stays silent meanwhile once in 20,000 times.
     pub stall_request_volume: Option<u32>,
     /// Default 100: a host that answers nobody while others do is a sure sign.
@@ -475,7 +509,7 @@ pub(super) struct Outlier {
     /// Default 3000 thousandths.
     pub handshake_latency_factor: Option<u32>,
     /// Default 5 ms: within a site, a few round trips more are no reason to lose a host.
-    pub handshake_latency_minimum: Option<String>,
+    pub handshake_latency_minimum: Option<Time>,
     /// Default 5.
     pub handshake_latency_minimum_hosts: Option<u32>,
     /// Default 5: pools make few handshakes.
@@ -487,7 +521,7 @@ pub(super) struct Outlier {
     /// Default 3000 thousandths.
     pub rtt_latency_factor: Option<u32>,
     /// Default 5 ms.
-    pub rtt_latency_minimum: Option<String>,
+    pub rtt_latency_minimum: Option<Time>,
     /// Default 5.
     pub rtt_latency_minimum_hosts: Option<u32>,
     /// Default 20, of which each stands for some requests.
@@ -527,8 +561,8 @@ pub(super) enum Keepalive {
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct KeepaliveTable {
-    pub idle: Option<String>,
-    pub interval: Option<String>,
+    pub idle: Option<Time>,
+    pub interval: Option<Time>,
     pub count: Option<u32>,
 }
 

@@ -123,16 +123,73 @@ fn everything_set() {
 #[test]
 fn shape_errors_have_lines() {
     let error = parse("workers = 2\nworker = 3\n", "f.toml").unwrap_err().to_string();
-    assert!(error.starts_with("f.toml: TOML parse error at line 2, column 1"), "{error}");
-    assert!(error.contains("unknown field `worker`"), "{error}");
+    assert!(error.starts_with("f.toml: line 2, column 1\n"), "{error}");
+    assert!(error.contains("2 | worker = 3\n"), "{error}");
+    assert!(error.contains("unknown key `worker`; the keys here are `workers`, "), "{error}");
     let error = parse(&format!("{MINIMAL}pool = {{ prewarm = -1 }}"), "f").unwrap_err();
     assert!(error.to_string().contains("line 7"), "{error}");
     let error = parse(&format!("{MINIMAL}pool = {{ keepalive = 3 }}"), "f").unwrap_err();
-    assert!(error.to_string().contains("expected `false` or { idle ="), "{error}");
+    assert!(error.to_string().contains("keepalive = 3: must be `false` or { idle ="), "{error}");
     let error = parse(&format!("{MINIMAL}[service.pool.keepalive]\nidel = \"1s\""), "f");
-    assert!(error.unwrap_err().to_string().contains("unknown field `idel`"));
+    assert!(error.unwrap_err().to_string().contains("unknown key `idel`"));
+    let error = parse("workers =", "f").unwrap_err().to_string();
+    assert!(error.starts_with("f: TOML parse error at line 1, column "), "{error}");
     let error = load(Path::new("/nonexistent/b.toml")).unwrap_err();
     assert_eq!(error.to_string(), "cannot read /nonexistent/b.toml");
+}
+
+#[test]
+fn shape_errors_are_in_the_words_of_the_file() {
+    let last = |text: &str| {
+        let error = parse(text, "f").unwrap_err().to_string();
+        error.lines().last().unwrap_or_default().to_owned()
+    };
+    let keys = |keys: &str| last(&format!("{MINIMAL}{keys}"));
+    let number = "must be a whole number, and not below 0";
+    assert_eq!(last("workers = \"two\""), format!("workers = \"two\": {number}"));
+    assert_eq!(keys("pool = { prewarm = -1 }"), format!("prewarm = -1: {number}"));
+    assert_eq!(keys("[service.pool]\nmax_idle = 2.5"), format!("max_idle = 2.5: {number}"));
+    let duration = "must be a duration such as \"20ms\", \"30s\" or \"5m\"";
+    assert_eq!(keys("pool.idle_ttl = 30"), format!("pool.idle_ttl = 30: {duration}"));
+    assert_eq!(last("drain_timeout = 30"), format!("drain_timeout = 30: {duration}"));
+    assert_eq!(
+        keys("outlier.max_ejection_percent = 300"),
+        "outlier.max_ejection_percent = 300: must be a whole number of 0..=100"
+    );
+    assert_eq!(
+        keys("retries = { attempts = 1, budget_percent = \"x\" }"),
+        "budget_percent = \"x\": must be a number"
+    );
+    assert_eq!(
+        keys("limits.one_connection_per_origin = \"yes\""),
+        "limits.one_connection_per_origin = \"yes\": must be true or false"
+    );
+    assert_eq!(keys("route = 3"), "route = 3: must be text in quotes");
+    assert_eq!(
+        keys("discovery.file.path = false"),
+        "discovery.file.path = false: must be a path in quotes"
+    );
+    assert_eq!(keys("pool = 3"), "pool = 3: must be a table, such as { KEY = VALUE }");
+    assert_eq!(
+        keys("intercept = \"10.0.0.1:80\""),
+        "intercept = \"10.0.0.1:80\": must be a list, such as [\"10.0.0.1:80\"]"
+    );
+    assert_eq!(keys("intercept = [\"a\", 80]"), "intercept = 80: must be text in quotes");
+    assert_eq!(last("[[service]]\nlisten = []"), "the key `name` is missing");
+    assert_eq!(
+        last("gateway.index = -3"),
+        "gateway.index = -3: must be 7, \"hostname\", { file = \"/path\" } or { env = \"VARIABLE\" }"
+    );
+    let services = "service: each service begins with [[service]], and its tables, such as \
+                    [service.limits], follow it";
+    for wrong in [
+        "[service.limits]\nmax_pending = 3",
+        "[service]\nname = \"web\"",
+        "[service.limits]\nmax_pending = 3\n[[service]]\nname = \"web\"",
+    ] {
+        assert_eq!(last(wrong), services, "{wrong}");
+    }
+    assert_eq!(keys("name = \"x\""), "the key `name` is given twice");
 }
 
 #[test]
@@ -697,7 +754,7 @@ proptest! {
         );
         match parse(&text, "f") {
             Ok(config) => drop(warnings(&config)),
-            Err(ConfigError::Syntax { source, .. }) => panic!("{source}"),
+            Err(ConfigError::Shape { problem, .. }) => panic!("{problem}"),
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }
@@ -1004,10 +1061,13 @@ fn gateway_rules() {
         ],
     );
     for (bad, why) in [
-        ("index = -1\ncount = 2", "invalid value: integer `-1`, expected 7, \"hostname\""),
-        ("index = 1.5\ncount = 2", "invalid type: floating point `1.5`, expected 7"),
-        ("index = { etcd = {} }\ncount = 2", "unknown field `etcd`, expected `file` or `env`"),
-        ("size = 2", "unknown field `size`, expected one of `index`, `count`, `etcd`"),
+        ("index = -1\ncount = 2", "index = -1: must be 7, \"hostname\""),
+        ("index = 1.5\ncount = 2", "index = 1.5: must be 7, \"hostname\""),
+        (
+            "index = { etcd = {} }\ncount = 2",
+            "unknown key `etcd`; the keys here are `file` or `env`",
+        ),
+        ("size = 2", "unknown key `size`; the keys here are `index`, `count`, `etcd`"),
     ] {
         let error = parse(&format!("[gateway]\n{bad}\n{MINIMAL}"), "f").unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

@@ -51,7 +51,7 @@ pub(super) fn pool(
     if backoff_base > backoff_max {
         check.broken(
             "pool.backoff_base",
-            format!("{:?}", raw.backoff_base.unwrap_or_else(|| "50ms".to_owned())),
+            quoted(raw.backoff_base.as_deref().unwrap_or("50ms")),
             format!(
                 "must not be longer than pool.backoff_max ({})",
                 humantime::format_duration(backoff_max)
@@ -143,11 +143,11 @@ fn keepalive(check: &mut Checker, raw: Option<raw::Keepalive>) -> Option<Keepali
         Some(raw::Keepalive::On(table)) => table,
         None => return Some(DEFAULT_KEEPALIVE),
     };
-    let mut seconds = |key: &str, text: Option<String>, default: Duration| {
+    let mut seconds = |key: &str, text: Option<raw::Time>, default: Duration| {
         let d = check.duration(key, text.as_deref(), default);
         if d.subsec_nanos() != 0 || d.as_secs() > KEEPALIVE_SECS_MAX {
             let rule = format!("must be whole seconds, at most {KEEPALIVE_SECS_MAX}");
-            check.broken(key, format!("{:?}", text.unwrap_or_default()), rule);
+            check.broken(key, quoted(text.as_deref().unwrap_or_default()), rule);
         }
         d
     };

@@ -66,7 +66,7 @@ fn settings_and_mistakes() {
         ],
     );
     let error = parse(&table("consecutive_5XX = 5"), "f").unwrap_err().to_string();
-    assert!(error.contains("unknown field `consecutive_5XX`"), "{error}");
+    assert!(error.contains("unknown key `consecutive_5XX`"), "{error}");
     assert_eq!(
         warnings(&parsed(&table("stall_time = \"10m\"\nmax_ejection_percent = 60\n"))),
         [
