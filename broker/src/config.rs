@@ -4,6 +4,7 @@
 //! when something is wrong. Nothing else in the daemon looks at raw configuration.
 
 pub mod discovery;
+pub mod effective;
 pub mod file;
 pub mod gateway;
 pub mod health;

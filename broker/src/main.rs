@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use broker::chain;
 use broker::command::{UsageError, check, doctor, events, explain, observe, sim, stats};
-use broker::config::Config;
 use broker::config::file::{self, ConfigError};
+use broker::config::{Config, effective};
 use broker::datapath::kernel;
 use broker::report::{Screen, Style};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -153,31 +153,9 @@ fn run(path: &Path) -> anyhow::Result<()> {
 /// What an incident's first question needs: which build, and what it was told to do.
 fn log_start(path: &Path, config: &Config) {
     info!(version = env!("CARGO_PKG_VERSION"), config = %path.display(), "starting");
-    info!(
-        workers = config.workers,
-        admin_socket = %config.admin_socket.display(),
-        intercept_from_netns = ?config.intercept_from_netns,
-        heartbeat_age_max = ?config.heartbeat_age_max,
-        drain_timeout = ?config.drain_timeout,
-        "effective settings"
-    );
+    info!("effective settings: {}", effective::daemon(config));
     for service in &config.services {
-        info!(
-            name = service.name,
-            subset = ?service.subset,
-            limits = ?service.limits,
-            retries = ?service.retries,
-            listen = ?service.listen,
-            intercept = ?service.intercept.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            intercept_members = service.intercept_members,
-            cgroups = ?service.cgroups,
-            protocol = ?service.protocol,
-            route = ?service.route,
-            origins = ?service.origins,
-            pool = ?service.pool,
-            timeouts = ?service.timeouts,
-            "service"
-        );
+        info!("effective settings of a service: {}", effective::service(service));
     }
     for warning in file::warnings(config) {
         warn!("{warning}");

@@ -19,8 +19,9 @@ pub(super) fn retries(check: &mut Checker, raw: &raw::Retries, protocol: Protoco
             "belongs to protocol = \"http1\": an opaque client's bytes are sent on one socket only";
         check.absent("retries.attempts", raw.attempts, rule);
     }
+    let usual = if opaque { [Condition::ConnectFailure].into_iter().collect() } else { default.on };
     Retries {
-        on: raw.retry_on.as_ref().map_or(default.on, |words| conditions(check, words, opaque)),
+        on: raw.retry_on.as_ref().map_or(usual, |words| conditions(check, words, opaque)),
         limit: limit(check, raw, default.limit),
         attempts: check.number(
             "retries.attempts",
