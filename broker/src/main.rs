@@ -6,17 +6,21 @@ use std::process::ExitCode;
 
 use broker::chain;
 use broker::command::{UsageError, check, doctor, events, explain, observe, sim, stats};
-use broker::config::file::{self, ConfigError};
+use broker::config::file::{self, ConfigError, Problem};
 use broker::config::{Config, effective};
 use broker::datapath::kernel;
 use broker::report::{Screen, Style};
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// `EX_CONFIG` is 78, but what is wrong is how the command was used: `EX_USAGE`. Supervisors can
 /// tell it from a failure that a restart may cure.
 const EXIT_CONFIG: u8 = 64;
+
+/// The environment variable that says what is logged.
+const LOG: &str = "BROKER_LOG";
 
 #[derive(Parser)]
 #[command(name = "broker", version, about, long_about = None)]
@@ -80,7 +84,15 @@ fn main() -> ExitCode {
         Command::Doctor(_) => "off",
         _ => "warn",
     };
-    init_log(args.log, level);
+    let log = std::env::var_os(LOG).unwrap_or_default();
+    let filter = match log_filter(&log.to_string_lossy(), level) {
+        Ok(filter) => filter,
+        Err(problem) => {
+            eprintln!("broker: {problem}");
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    init_log(args.log, filter);
     let done = match args.command {
         Command::Run { config } => run(&config).map(|()| true),
         Command::Check(args) => check::run(&args, &mut std::io::stdout().lock()).map(|()| true),
@@ -132,8 +144,28 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-fn init_log(format: LogFormat, level: &str) {
-    let filter = EnvFilter::try_from_env("BROKER_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+/// What is logged: what the environment says, or else this level.
+fn log_filter(text: &str, level: &str) -> Result<EnvFilter, Problem> {
+    if text.trim().is_empty() {
+        return Ok(EnvFilter::new(level));
+    }
+    // A word alone would be taken for the name of a module, and no other one would log anything.
+    let is_typo = |word: &str| {
+        let alone = !word.contains(['=', '[', ']', '{', '}']);
+        alone && word.parse::<LevelFilter>().is_err() && !word.starts_with("broker")
+    };
+    let filter = EnvFilter::builder().parse(text);
+    filter.ok().filter(|_| !text.split(',').any(|word| is_typo(word.trim()))).ok_or(Problem {
+        service: None,
+        key: LOG.to_owned(),
+        value: format!("{text:?}"),
+        rule: "must be a level (error, warn, info, debug, trace or off), or such as \
+               \"info,broker::pool=debug\""
+            .to_owned(),
+    })
+}
+
+fn init_log(format: LogFormat, filter: EnvFilter) {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -174,4 +206,27 @@ fn stats(args: &stats::Args) -> anyhow::Result<()> {
 
 fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_filter_that_is_none_is_a_mistake() {
+        let shown = |text: &str| match log_filter(text, "info") {
+            Ok(filter) => filter.to_string(),
+            Err(problem) => problem.to_string(),
+        };
+        assert_eq!(["", " "].map(shown), ["info", "info"], "as if it were not set");
+        assert_eq!(
+            ["debug", "OFF", "broker::pool"].map(shown),
+            ["debug", "off", "broker::pool=trace"]
+        );
+        assert_eq!(shown("warn,broker::pool=debug,hyper=info").matches('=').count(), 2);
+        for wrong in ["inof", "broker=loud", "info,verbose", "info debug", "=", "\u{fffd}"] {
+            let start = format!("BROKER_LOG = {wrong:?}: must be a level (error, warn,");
+            assert!(shown(wrong).starts_with(&start), "{}", shown(wrong));
+        }
+    }
 }
