@@ -15,6 +15,7 @@ use crate::membership::{self, Member, Membership};
 use crate::origin::choice;
 use crate::origin::subset::sizing::{self, Loss};
 use crate::origin::subset::{self, Algorithm, Fleet};
+use crate::report::plural;
 
 /// One origin in so many is assumed to fail, where the operator's own figure is not known.
 const FAILING_PART: usize = 20;
@@ -151,9 +152,9 @@ fn expectations(subset: Subset, gateways: u32, members: &[subset::Member<'_>]) -
     }
     let coverage = sizing::coverage(rules, &Fleet::uniform(gateways, size), members);
     let mut lines = vec![format!(
-        "subset: {size} of {} origins, {gateways} gateways: each origin has {}..{} of them \
-         (ideal {:.2})",
-        members.len(),
+        "subset: {size} of {}, {}: each origin has {}..{} of them (ideal {:.2})",
+        plural(members.len() as u64, "origin"),
+        plural(gateways.into(), "gateway"),
         coverage.min,
         coverage.max,
         coverage.ideal
@@ -174,19 +175,30 @@ fn expectations(subset: Subset, gateways: u32, members: &[subset::Member<'_>]) -
         need: min_healthy as f64 / size as f64,
     };
     let short = (f64::from(gateways) * loss.short(size)).min(1.0);
-    let mut risk = format!(
-        "subset: if {} of the origins fail, the probability that any gateway has fewer than \
-         {min_healthy} left is {short:.2e}",
-        loss.lost
-    );
+    let failing = plural(loss.lost as u64, "origin");
+    let mut risk = match short {
+        0.0 => {
+            format!("subset: if {failing} of all fail, each gateway has {min_healthy} or more left")
+        }
+        _ => format!(
+            "subset: if {failing} of all fail, the probability that any gateway has fewer than \
+             {min_healthy} left is {}",
+            probability(short)
+        ),
+    };
     if short > RISK
         && let Some(enough) = loss.size(gateways, RISK)
     {
         // Writing to a String cannot fail.
-        write!(risk, "; a size of {} makes it {RISK:.0e}", enough.steady).ok();
+        write!(risk, "; a size of {} makes it {}", enough.steady, probability(RISK)).ok();
     }
     lines.push(risk);
     lines
+}
+
+/// Small ones by their size alone.
+fn probability(p: f64) -> String {
+    if p < 1e-3 { format!("{p:.0e}") } else { format!("{:.1} %", p * 100.0) }
 }
 
 #[cfg(test)]
@@ -223,8 +235,7 @@ mod tests {
             text,
             "service \"web\": subset: 10 of 20 origins, 40 gateways: each origin has 18..22 of them \
              (ideal 20.00)\n\
-             service \"web\": subset: if 1 of the origins fail, the probability that any gateway has \
-             fewer than 5 left is 0.00e0\n\
+             service \"web\": subset: if 1 origin of all fail, each gateway has 5 or more left\n\
              FILE: valid, 1 service\n"
         );
     }
@@ -288,6 +299,6 @@ mod tests {
         assert!(text.contains("only etcd knows how many gateways"), "{text}");
         let assumed = Args { origins: Some(1000), gateways: Some(500), ..Args::default() };
         let text = check_with(&format!("{claimed}{dns}"), &assumed);
-        assert!(text.contains("subset: 2 of 1000 origins, 500 gateways"), "{text}");
+        assert!(text.contains("subset: 2 of 1,000 origins, 500 gateways"), "{text}");
     }
 }

@@ -70,7 +70,9 @@ pub fn address(ip: IpAddr, port: u32) -> Result<SocketAddr, String> {
     let ip = ip.to_canonical();
     let port = u16::try_from(port).ok().filter(|&port| port != 0);
     let port = port.ok_or_else(|| format!("{ip}: the port must be 1..=65535"))?;
-    if ip.is_unspecified() || ip.is_multicast() {
+    // A link-local one would need its interface, too.
+    let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    if ip.is_unspecified() || ip.is_multicast() || link_local {
         return Err(format!("{ip}: nobody can be reached there"));
     }
     Ok(SocketAddr::new(ip, port))
@@ -338,6 +340,7 @@ mod tests {
         assert!(refused(r#"["10.0.0.1:80", "10.0.0.2"]"#).contains("must be ADDRESS:PORT"));
         assert!(refused(r#"["10.0.0.1:0"]"#).contains("port must be"));
         assert!(refused(r#"["0.0.0.0:80"]"#).contains("nobody can be reached"));
+        assert!(refused(r#"["[fe80::1%2]:80"]"#).contains("nobody can be reached"));
         assert!(refused(r#"{"origins": [], "orgins": []}"#).contains("unknown field"));
         assert!(refused(r#"[{"address": "10.0.0.1:80", "weight": 0}]"#).contains("nonzero"));
         assert!(refused(r#"[{"address": "10.0.0.1:80", "name": ""}]"#).contains("name is empty"));

@@ -9,6 +9,7 @@ use crate::config::Intercept;
 /// `10.0.0.1:80` or `[fd00::1]:80`, for a listener.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     let address = socket_address(text)?;
+    scoped(address)?;
     if address.ip().is_multicast() {
         return Err("a multicast address cannot be listened on".to_owned());
     }
@@ -18,6 +19,7 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
 /// `10.0.0.1:80` or `[fd00::1]:80`, to be dialled.
 pub(super) fn origin(text: &str) -> Result<SocketAddr, String> {
     let address = socket_address(text)?;
+    scoped(address)?;
     reachable(address.ip())?;
     Ok(address)
 }
@@ -49,6 +51,11 @@ pub(super) fn intercept(text: &str) -> Result<Intercept, String> {
     }
     if net.prefix_len() == net.max_prefix_len() || net.addr().is_multicast() {
         reachable(net.addr())?;
+    }
+    if net.prefix_len() >= LINK_LOCAL_BITS && is_link_local(net.addr()) {
+        return Err(
+            "link-local destinations are left alone: another link has the same ones".to_owned()
+        );
     }
     Ok(Intercept { net: canonical(net), port })
 }
@@ -91,6 +98,25 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
         address.set_ip(address.ip().to_canonical());
     }
     Ok(address)
+}
+
+/// The length of the prefix `fe80::/10`.
+const LINK_LOCAL_BITS: u8 = 10;
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// A link-local address means something on one link only.
+fn scoped(address: SocketAddr) -> Result<(), String> {
+    match address {
+        SocketAddr::V6(v6) if is_link_local(address.ip()) && v6.scope_id() == 0 => Err(
+            "a link-local address needs the number of its interface, as in [fe80::1%2]:80, or is \
+                 nobody's; name another one of that host"
+                .to_owned(),
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn reachable(ip: IpAddr) -> Result<(), String> {
@@ -144,6 +170,19 @@ mod tests {
         for bad in ["", "127.0.0.1:2379", "http://a", "http://a:0", "http://a:1/x", "ftp://a:1"] {
             assert!(server(bad).is_err_and(|rule| rule.starts_with("must be")), "{bad}");
         }
+    }
+
+    #[test]
+    fn link_local_addresses() {
+        for text in ["[fe80::1]:80", "[febf::1%0]:80"] {
+            for parse in [listen, origin] {
+                assert!(parse(text).is_err_and(|rule| rule.contains("number of its interface")));
+            }
+        }
+        assert!(origin("[fe80::1%2]:80").is_ok() && origin("[fec0::1]:80").is_ok());
+        assert!(shown("[fe80::1]:80").starts_with("link-local destinations"));
+        assert!(shown("[fe80::/10]:80").starts_with("link-local destinations"));
+        assert_eq!(shown("[fe00::/7]:80"), "fe00::/7 80");
     }
 
     #[test]

@@ -683,8 +683,8 @@ fn advice_about_limits() {
     assert_eq!(advice("[service.limits]\nmax_connections = 32"), "");
     assert_eq!(
         advice("[service.limits]\nmax_connections = 31\nmax_connections_per_origin = 7"),
-        "limits.max_connections_per_origin = 7: 4 workers with pool.prewarm = 2 ask for more\n\
-         limits.max_connections = 31: 4 workers with pool.prewarm = 2 ask for more of 4 origins"
+        "limits.max_connections_per_origin = 7: less than what 4 workers with pool.prewarm = 2 would open early\n\
+         limits.max_connections = 31: less than what 4 workers with pool.prewarm = 2 would open early to 4 origins"
     );
     assert_eq!(
         advice("[service.retries]\nattempts = 1"),
@@ -702,7 +702,7 @@ fn advice_about_limits() {
     assert_eq!(outlier(25), "");
     assert_eq!(
         outlier(50),
-        "outlier.max_ejection_percent = 50: of the 4 origins of the subset only 1 can be lost before fewer than subset.min_healthy (3) are left"
+        "outlier.max_ejection_percent = 50: of the subset's 4 origins only 1 can be lost before fewer than subset.min_healthy (3) are left"
     );
 }
 

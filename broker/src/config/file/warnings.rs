@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use crate::config::retries::{Condition, RetryLimit};
 use crate::config::{Affinity, Config, OpaqueReuse, Protocol, Route, Service};
+use crate::report::plural;
 
 /// Advice about a valid configuration, for `broker check` and the log.
 #[must_use]
@@ -75,14 +76,17 @@ fn about_limits(service: &Service, workers: usize, warn: &mut impl FnMut(&str)) 
     let (limits, prewarm) = (&service.limits, service.pool.prewarm);
     if let Some(max) = limits.max_connections_per_origin.filter(|max| workers * prewarm > *max) {
         warn(&format!(
-            "limits.max_connections_per_origin = {max}: {workers} workers with pool.prewarm = {prewarm} ask for more"
+            "limits.max_connections_per_origin = {max}: less than what {} with pool.prewarm = {prewarm} would open early",
+            plural(workers as u64, "worker")
         ));
     }
     let Some(origins) = origins_used(service) else { return };
     if workers * prewarm * origins > limits.max_connections {
         warn(&format!(
-            "limits.max_connections = {}: {workers} workers with pool.prewarm = {prewarm} ask for more of {origins} origins",
-            limits.max_connections
+            "limits.max_connections = {}: less than what {} with pool.prewarm = {prewarm} would open early to {}",
+            limits.max_connections,
+            plural(workers as u64, "worker"),
+            plural(origins as u64, "origin")
         ));
     }
 }
@@ -117,14 +121,16 @@ fn about_outliers(service: &Service, warn: &mut impl FnMut(&str)) {
     let origins = service.origins.len();
     if origins > 0 && percent * origins < 100 && !outlier.always_eject_one_host {
         warn(&format!(
-            "outlier.max_ejection_percent = {percent}: of {origins} origins none is ever ejected, unless always_eject_one_host is set"
+            "outlier.max_ejection_percent = {percent}: of {} none is ever ejected, unless always_eject_one_host is set",
+            plural(origins as u64, "origin")
         ));
     }
     if let (Some(subset), Some(used)) = (service.subset, origins_used(service)) {
         let spare = used.saturating_sub(subset.min_healthy);
         if percent * used > spare * 100 {
             warn(&format!(
-                "outlier.max_ejection_percent = {percent}: of the {used} origins of the subset only {spare} can be lost before fewer than subset.min_healthy ({}) are left",
+                "outlier.max_ejection_percent = {percent}: of the subset's {} only {spare} can be lost before fewer than subset.min_healthy ({}) are left",
+                plural(used as u64, "origin"),
                 subset.min_healthy
             ));
         }

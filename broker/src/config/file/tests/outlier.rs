@@ -70,7 +70,7 @@ fn settings_and_mistakes() {
     assert_eq!(
         warnings(&parsed(&table("stall_time = \"10m\"\nmax_ejection_percent = 60\n"))),
         [
-            "service \"web\": outlier.max_ejection_percent = 60: of 1 origins none is ever ejected, unless always_eject_one_host is set",
+            "service \"web\": outlier.max_ejection_percent = 60: of 1 origin none is ever ejected, unless always_eject_one_host is set",
             "service \"web\": outlier.max_ejection_percent = 60: ejections can leave fewer than panic.threshold (50 %), and then have no effect",
             "service \"web\": outlier.stall_time is not shorter than timeouts.origin_stall, which comes first",
         ]
