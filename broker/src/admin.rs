@@ -30,6 +30,7 @@ use tokio::net::UnixListener;
 
 pub use client::{FetchError, fetch_snapshot};
 
+use crate::config::ADMIN_SOCKET;
 use crate::stats::Snapshot;
 
 /// Owner and group may connect: connecting needs write permission, and a drain is a write.
@@ -66,7 +67,17 @@ pub struct Listener {
     file: SocketFile,
 }
 
-/// Binds the admin socket, making its directory if needed. Must be called inside a runtime.
+/// The directory of a socket, if it is not there and [`bind`] does not make it.
+#[must_use]
+pub fn missing_directory(socket: &Path) -> Option<&Path> {
+    let other = socket != Path::new(ADMIN_SOCKET);
+    socket.parent().filter(|directory| other && !directory.is_dir())
+}
+
+/// Binds the admin socket. Must be called inside a runtime.
+///
+/// The directory of the default one is made if it is not there: systemd may not have done it. That of
+/// another one is more likely a mistake in its path.
 ///
 /// A file left over by a daemon that was killed is replaced; one that somebody listens on, or that
 /// is no socket at all, is not.
@@ -74,8 +85,11 @@ pub fn bind(path: &Path) -> Result<Listener, BindError> {
     let error = |doing: &'static str| {
         move |source| BindError { path: path.to_owned(), doing, source: Some(source) }
     };
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(error("cannot make its directory"))?;
+    if missing_directory(path).is_some() {
+        return Err(error("its directory is not there")(io::ErrorKind::NotFound.into()));
+    }
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(error("cannot make its directory"))?;
     }
     remove_stale(path)?;
     let listener = UnixListener::bind(path).map_err(error("cannot bind"))?;

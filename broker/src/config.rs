@@ -23,6 +23,9 @@ use ipnet::IpNet;
 
 use crate::events::Target;
 
+/// Where the daemon answers, unless told otherwise.
+pub const ADMIN_SOCKET: &str = "/run/broker/admin.sock";
+
 /// Everything the daemon needs to run.
 #[derive(Clone, Debug)]
 pub struct Config {

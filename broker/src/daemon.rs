@@ -7,6 +7,7 @@
 
 mod cgroups;
 mod interception;
+mod obstacles;
 mod origins;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,6 +18,8 @@ use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+
+pub use self::obstacles::{Obstacle, obstacles};
 
 use self::interception::Interception;
 use self::origins::Origins;

@@ -12,9 +12,10 @@ mod etcd;
 mod registry;
 
 use std::collections::BTreeMap;
+use std::env::VarError;
 use std::fs;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -127,19 +128,32 @@ fn configured(
     place: Place,
     datapath: Arc<dyn Datapath>,
 ) -> anyhow::Result<Option<Running>> {
-    let (source, index) = match index {
-        Index::File(path) => {
+    let source = match index {
+        Index::File(_) => {
             place.is_from("file");
-            let file = File { path: path.clone(), count, registry: registry.cloned() };
+            let file = File { index: index.clone(), count, registry: registry.cloned() };
             return Ok(Some(Running::start(|left| file.follow(place, datapath, left))));
         }
-        Index::Hostname => ("hostname", ordinal(&hostname()?)?),
-        Index::Env(variable) => ("env", variable_number(variable)?),
-        Index::Number(index) => ("number", *index),
+        Index::Hostname => "hostname",
+        Index::Env(_) => "env",
+        Index::Number(_) => "number",
     };
     place.is_from(source);
-    place.hold(Identity::new(index, count)?);
-    Ok(registry.map(|etcd| Running::registry(etcd, Want::Index(index), place, datapath)))
+    let identity = identity(index, count)?;
+    place.hold(identity);
+    let want = Want::Index(identity.index);
+    Ok(registry.map(|etcd| Running::registry(etcd, want, place, datapath)))
+}
+
+/// Who this gateway is, as a configured index tells now.
+pub fn identity(index: &Index, count: NonZeroU32) -> anyhow::Result<Identity> {
+    let index = match index {
+        Index::Number(index) => *index,
+        Index::Hostname => ordinal(&hostname()?)?,
+        Index::Env(variable) => variable_number(variable)?,
+        Index::File(path) => file_number(path)?,
+    };
+    Identity::new(index, count)
 }
 
 impl Identity {
@@ -197,7 +211,7 @@ impl Drop for Running {
 /// An index in a file.
 #[derive(Debug)]
 struct File {
-    path: PathBuf,
+    index: Index,
     count: NonZeroU32,
     registry: Option<Etcd>,
 }
@@ -212,7 +226,7 @@ impl File {
         let mut held = None;
         let mut entered: Option<Running> = None;
         loop {
-            match file_number(&self.path).and_then(|index| Identity::new(index, self.count)) {
+            match identity(&self.index, self.count) {
                 Ok(identity) if held == Some(identity) => place.works("file"),
                 Ok(identity) => {
                     if let Some(entered) = entered.take() {
@@ -320,29 +334,29 @@ fn ordinal(hostname: &str) -> anyhow::Result<u32> {
     let name = hostname.split('.').next().unwrap_or_default();
     let digits = name.rsplit_once('-').map(|(_, digits)| digits);
     digits.and_then(|digits| digits.parse().ok()).with_context(|| {
-        format!(
-            "gateway.index = \"hostname\": {hostname:?} has no number at its end, as name-7 has"
-        )
+        format!("the host's name, {hostname:?}, has no number at its end, as name-7 has")
     })
 }
 
 fn variable_number(variable: &str) -> anyhow::Result<u32> {
-    let text = std::env::var(variable);
-    text.context("reading it")
-        .and_then(|text| number(&text))
-        .with_context(|| format!("gateway.index: environment variable {variable}"))
+    let what = || format!("environment variable {variable}");
+    match std::env::var(variable) {
+        Ok(text) => number(&text).with_context(what),
+        Err(VarError::NotPresent) => anyhow::bail!("the {} is not set", what()),
+        Err(VarError::NotUnicode(_)) => anyhow::bail!("{}: is not text", what()),
+    }
 }
 
 fn file_number(path: &Path) -> anyhow::Result<u32> {
     let text = fs::read_to_string(path);
-    text.context("reading it")
+    text.map_err(anyhow::Error::new)
         .and_then(|text| number(&text))
         .with_context(|| path.display().to_string())
 }
 
 fn number(text: &str) -> anyhow::Result<u32> {
     let text = text.trim();
-    text.parse().with_context(|| format!("{text:?} is not an index, such as 7"))
+    text.parse().map_err(|_not_a_number| anyhow::anyhow!("{text:?} is not an index, such as 7"))
 }
 
 #[cfg(test)]

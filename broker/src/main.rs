@@ -8,6 +8,7 @@ use broker::chain;
 use broker::command::{UsageError, check, doctor, events, explain, observe, sim, stats};
 use broker::config::file::{self, ConfigError, Problem};
 use broker::config::{Config, effective};
+use broker::daemon;
 use broker::datapath::kernel;
 use broker::report::{Screen, Style};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -178,8 +179,10 @@ fn init_log(format: LogFormat, filter: EnvFilter) {
 
 fn run(path: &Path) -> anyhow::Result<()> {
     let config = file::load(path)?;
+    let obstacles = daemon::obstacles(&config).into_iter();
+    ConfigError::if_any(path, obstacles.map(|obstacle| obstacle.problem).collect())?;
     log_start(path, &config);
-    broker::daemon::run(config)
+    daemon::run(config)
 }
 
 /// What an incident's first question needs: which build, and what it was told to do.

@@ -39,3 +39,4 @@ mod strays;
 mod subsets;
 mod torture;
 mod tunnels;
+mod usage;

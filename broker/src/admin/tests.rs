@@ -53,7 +53,7 @@ fn services() -> Vec<crate::stats::ServiceSnapshot> {
 #[tokio::test]
 async fn serves_and_cleans_up() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run/admin.sock");
+    let path = folder.path().join("admin.sock");
     let listener = bind(&path).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, SOCKET_MODE);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -87,6 +87,16 @@ async fn serves_and_cleans_up() {
     assert!(!path.exists());
     let error = fetch_snapshot(&path).await.unwrap_err().to_string();
     assert!(error.starts_with("no daemon at "), "{error}");
+}
+
+#[tokio::test]
+async fn no_directory_is_made_for_a_socket_of_the_operators() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run/admin.sock");
+    let error = bind(&path).unwrap_err().to_string();
+    assert_eq!(error, format!("admin socket {}: its directory is not there", path.display()));
+    assert!(!folder.path().join("run").exists());
+    assert_eq!(missing_directory(Path::new(ADMIN_SOCKET)), None, "that of the default is made");
 }
 
 #[tokio::test]

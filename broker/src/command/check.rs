@@ -1,15 +1,17 @@
 //! `broker check`: whether a configuration is valid, what is odd about it, and what to expect of it.
 
-use std::collections::HashSet;
+mod here;
+
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
 
 use crate::config::discovery::Source;
+use crate::config::file::{self, ConfigError};
 use crate::config::gateway::{GATEWAYS_MAX, Gateway};
 use crate::config::subset::Subset;
-use crate::config::{Config, Service, file};
-use crate::datapath::kernel;
+use crate::config::{Config, Service};
+use crate::daemon::obstacles;
 use crate::membership::document::MEMBERS_MAX;
 use crate::membership::{self, Member, Membership};
 use crate::origin::choice;
@@ -41,10 +43,14 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     let path = &args.config;
     let config = file::load(path)?;
-    for warning in file::warnings(&config) {
-        writeln!(out, "warning: {warning}")?;
-    }
-    for warning in about_cgroups(&config) {
+    let (certain, uncertain): (Vec<_>, Vec<_>) =
+        obstacles(&config).into_iter().partition(|obstacle| obstacle.certain);
+    ConfigError::if_any(path, certain.into_iter().map(|obstacle| obstacle.problem).collect())?;
+    let uncertain = uncertain
+        .into_iter()
+        .map(|obstacle| format!("{}; `broker run` ends if it finds that, too", obstacle.problem));
+    let warnings = file::warnings(&config).into_iter().chain(uncertain);
+    for warning in warnings.chain(here::missing(&config)) {
         writeln!(out, "warning: {warning}")?;
     }
     let services = || config.services.iter().filter(|service| service.high_of.is_none());
@@ -68,29 +74,14 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
             )?;
         }
     }
-    let services = services().count();
-    let plural = if services == 1 { "" } else { "s" };
-    writeln!(out, "{}: valid, {services} service{plural}", path.display())?;
-    Ok(())
-}
-
-/// Cgroups that are not there, or are none. Nothing is said where no cgroup v2 is mounted: the daemon is
-/// to run somewhere else then.
-fn about_cgroups(config: &Config) -> Vec<String> {
-    let Ok(mount) = kernel::mount_point() else { return Vec::new() };
-    let (mut seen, mut all) = (HashSet::new(), Vec::new());
-    for service in config.services.iter().filter(|service| service.intercepts()) {
-        for path in service.cgroups.iter().filter(|path| seen.insert(*path)) {
-            let what = match kernel::cgroup_id(&mount, path) {
-                Ok(Some(_)) => continue,
-                Ok(None) => "is not there now; nobody in it is intercepted until it is".to_owned(),
-                Err(error) => format!("is none: {:#}", anyhow::Error::new(error)),
-            };
-            let path = path.to_string_lossy();
-            all.push(format!("service {:?}: cgroups: {path:?} {what}", service.name));
-        }
+    let unknown = here::unknown(&config);
+    if !unknown.is_empty() {
+        let what = unknown.join(", ");
+        writeln!(out, "not looked at, as that needs the network: {what}")?;
     }
-    all
+    let services = plural(services().count() as u64, "service");
+    writeln!(out, "{}: valid, {services}", path.display())?;
+    Ok(())
 }
 
 /// What to expect of a service's subset; or what is not known for that.
@@ -204,6 +195,7 @@ fn probability(p: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::kernel;
 
     fn check(text: &str) -> String {
         check_with(text, &Args::default())
@@ -238,6 +230,95 @@ mod tests {
              service \"web\": subset: if 1 origin of all fail, each gateway has 5 or more left\n\
              FILE: valid, 1 service\n"
         );
+    }
+
+    #[test]
+    fn risks_are_numbers_that_people_read() {
+        assert_eq!(
+            [1.0, 0.0123, 1e-3, 4.2e-7].map(probability),
+            ["100.0 %", "1.2 %", "0.1 %", "4e-7"]
+        );
+        let text = subset(1, 2, "size = 1\nmin_healthy = 1");
+        assert!(text.contains("1 of 2 origins, 1 gateway: "), "{text}");
+        assert!(
+            text.contains("if 1 origin of all fail, the probability that any gateway"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_this_host_does_not_have_is_warned_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let service = |name: &str, source: &str| {
+            format!(
+                "[[service]]\nname = {name:?}\nprotocol = \"http1\"\nlisten = [\"127.0.0.1:{}\"]\n\
+                 discovery.{source}\n",
+                name.len()
+            )
+        };
+        let file = |name: &str| service("file", &format!("file.path = {:?}", at(name)));
+        let kubernetes =
+            format!("kubernetes = {{ service = \"s\", port = 80, kubeconfig = {:?} }}", at("k"));
+        let text = check(&format!(
+            "intercept_from_netns = \"192.0.2.1\"\ngateway.count = 3\ngateway.index.file = {:?}\n{}{}{}",
+            at("index"),
+            file("o.json"),
+            service("cluster", &kubernetes),
+            service("dns", "dns = { name = \"a.test\", port = 80 }"),
+        ));
+        let none = "No such file or directory (os error 2)";
+        for line in [
+            format!("warning: gateway.index: {}: {none}; the gateway has none until it is there", at("index")),
+            "warning: intercept_from_netns: 192.0.2.1 is no address of this host now; `broker run` ends \
+             without it".to_owned(),
+            format!(
+                "warning: service \"file\": discovery: {}: {none}; clients are refused until there is a list",
+                at("o.json")
+            ),
+            "not looked at, as that needs the network: discovery.kubernetes of service \"cluster\", \
+             discovery.dns of service \"dns\"".to_owned(),
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line}\n{text}");
+        }
+        let cluster = text.lines().find(|line| line.contains("\"cluster\": discovery: ")).unwrap();
+        assert_eq!(
+            (cluster.matches(&at("k")).count(), cluster.matches(none).count()),
+            (1, 1),
+            "{cluster}"
+        );
+
+        std::fs::write(directory.path().join("o.json"), "[\"10.0.0.1\"]").unwrap();
+        assert!(
+            check(&file("o.json")).contains("must be ADDRESS:PORT"),
+            "{}",
+            check(&file("o.json"))
+        );
+        std::fs::write(directory.path().join("o.json"), "[\"10.0.0.1:80\"]").unwrap();
+        assert_eq!(check(&file("o.json")), "FILE: valid, 1 service\n");
+    }
+
+    #[test]
+    fn what_ends_the_daemon_is_a_mistake_and_what_may_do_so_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.toml");
+        let outcome = |keys: &str| {
+            let service = "[[service]]\nname = \"web\"\nprotocol = \"http1\"\n\
+                           listen = [\"127.0.0.1:1\"]\norigins = [\"10.0.0.1:80\"]\n";
+            std::fs::write(&path, format!("{keys}\n{service}")).unwrap();
+            let mut out = Vec::new();
+            run(&Args { config: path.clone(), ..Args::default() }, &mut out)
+                .map(|()| String::from_utf8(out).unwrap())
+        };
+        let error = outcome(&format!("event_log = {:?}", directory.path())).unwrap_err();
+        assert!(
+            error.is::<ConfigError>() && error.to_string().ends_with("must be a file"),
+            "{error}"
+        );
+        let unset = "gateway.count = 1\ngateway.index.env = \"BROKER_TEST_NO_SUCH_VARIABLE\"";
+        let told = outcome(unset).unwrap();
+        let end = "is not set; `broker run` ends if it finds that, too\n";
+        assert!(told.starts_with("warning: gateway.index = ") && told.contains(end), "{told}");
     }
 
     #[test]

@@ -7,12 +7,13 @@ use anyhow::ensure;
 use hyper::{Method, StatusCode};
 
 use crate::admin::client::request;
+use crate::config::ADMIN_SOCKET;
 
 /// Arguments of `broker events`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The daemon's admin socket.
-    #[arg(long, value_name = "PATH", default_value = "/run/broker/admin.sock")]
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub socket: PathBuf,
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::bail;
 
 use crate::admin::fetch_snapshot;
+use crate::config::ADMIN_SOCKET;
 use crate::report::Style;
 use crate::report::explain::{explain, render};
 
@@ -16,7 +17,7 @@ pub struct Args {
     /// The service.
     pub service: String,
     /// The daemon's admin socket.
-    #[arg(long, value_name = "PATH", default_value = "/run/broker/admin.sock")]
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub socket: PathBuf,
     /// Print JSON.
     #[arg(long)]

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 
 use super::interval;
 use crate::admin::fetch_snapshot;
+use crate::config::ADMIN_SOCKET;
 use crate::report::Screen;
 use crate::report::explain::render_all;
 use crate::report::stats::{View, render};
@@ -18,7 +19,7 @@ use crate::stats::Snapshot;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The daemon's admin socket.
-    #[arg(long, value_name = "PATH", default_value = "/run/broker/admin.sock")]
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub socket: PathBuf,
     /// Print JSON: the snapshot, or with --since the change; with --watch one line each time.
     #[arg(long)]

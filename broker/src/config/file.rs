@@ -62,6 +62,16 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// An error, if there are any problems.
+    pub fn if_any(path: &Path, problems: Vec<Problem>) -> Result<(), Self> {
+        match problems[..] {
+            [] => Ok(()),
+            _ => Err(Self::Invalid { name: path.display().to_string(), problems }),
+        }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

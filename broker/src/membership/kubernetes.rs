@@ -228,6 +228,16 @@ async fn cluster(service: &discovery::Kubernetes) -> anyhow::Result<Config> {
     Ok(config)
 }
 
+/// Whether it is written down on this host, for whoever asks this.
+pub fn cluster_is_known(service: &discovery::Kubernetes) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    match runtime.block_on(cluster(service)) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(chain(error.as_ref())),
+    }
+}
+
 /// HTTP's status for a version that the server has forgotten: there is nothing to resume from.
 const GONE: u16 = 410;
 

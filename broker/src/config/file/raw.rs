@@ -49,7 +49,7 @@ impl<'de> Deserialize<'de> for Time {
 pub(super) struct File {
     /// Event loops. Default: the CPUs this process may use, because a worker is one busy thread.
     pub workers: Option<usize>,
-    /// Default `/run/broker/admin.sock`: what the systemd unit's `RuntimeDirectory` makes.
+    /// Default [`crate::config::ADMIN_SOCKET`]: what the systemd unit's `RuntimeDirectory` makes.
     pub admin_socket: Option<PathBuf>,
     /// Default: clients in other network namespaces are left alone.
     pub intercept_from_netns: Option<String>,

@@ -25,11 +25,11 @@ use broker_ebpf::abi;
 use self::check::Checker;
 use super::{Problem, address, raw};
 use crate::config::{
-    Affinity, Config, Intercept, OpaqueReuse, PoolConfig, Protocol, Route, Service, Steer,
+    ADMIN_SOCKET, Affinity, Config, Intercept, OpaqueReuse, PoolConfig, Protocol, Route, Service,
+    Steer,
 };
 use crate::events::Target;
 
-const ADMIN_SOCKET: &str = "/run/broker/admin.sock";
 /// `sockaddr_un` has room for 108 bytes, the last one being NUL.
 const SOCKET_PATH_LEN_MAX: usize = 107;
 /// Names become labels of metrics and columns of tables.
