@@ -30,6 +30,22 @@ fn counted(daemon: &Daemon, server: SocketAddr) -> (u64, u64) {
     (of(true), of(false))
 }
 
+#[test]
+fn what_the_self_test_opens_is_counted_nowhere() {
+    let lab = Lab::new(1).unwrap();
+    let config = format!(
+        "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\nintercept = [\"origins\"]\n\
+         origins = [\"{}\"]\npool.prewarm = 0\n",
+        lab.origin(0)
+    );
+    let daemon = Daemon::start(&lab, &config).unwrap();
+    let snapshot = daemon.snapshot().unwrap();
+    assert!(snapshot.datapath.steering, "it was tried out: {:?}", snapshot.datapath);
+    let own = (snapshot.datapath.broker_attempted, snapshot.datapath.broker_established);
+    let own_endpoints: Vec<_> = snapshot.endpoints.iter().filter(|e| e.broker).collect();
+    assert_eq!((own, own_endpoints.len()), ((0, 0), 0), "{own_endpoints:?}");
+}
+
 /// A Kubernetes API server: one slice with one endpoint, and watches that end at once.
 fn api_server(origin: SocketAddr) -> impl Fn(&mut Peer) -> io::Result<()> + Send + Sync {
     let slice = format!(

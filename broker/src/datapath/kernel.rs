@@ -34,7 +34,7 @@ use broker_ebpf::abi::{
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 pub use self::cgroup::{cgroup_id, mount_point};
-use self::counters::CounterMaps;
+use self::counters::{CounterMaps, OwnTest};
 use self::selftest::Step;
 use self::services::ServiceMaps;
 use super::gate::{self, Gate};
@@ -253,20 +253,27 @@ impl Kernel {
         let heartbeats = Mutex::new(take(&mut programs, name::HEARTBEATS)?);
         let gates = gates(&programs)?;
         let original_destinations = take(&mut programs, name::ORIGINAL_DESTINATIONS)?;
-        let counters = CounterMaps {
+        let mut counters = CounterMaps {
             endpoints: take(&mut programs, name::ENDPOINTS)?,
             paths: take(&mut programs, name::PATHS)?,
             endpoints_max: options.endpoints_max,
             totals: take(&mut programs, name::TOTALS)?,
             tallies: take(&mut programs, name::TALLIES)?,
+            own_test: OwnTest::default(),
         };
         let programs = Arc::new(Mutex::new(programs));
 
         let mut self_test = selftest::untried();
         let steering = steering.and_then(|steering| {
             steering.run_with(&programs);
-            self_test = selftest::run(&steering, &mut sockets, &mut routes, known.offsets);
+            let (steps, dialled) =
+                selftest::run(&steering, &mut sockets, &mut routes, known.offsets);
+            self_test = steps;
             log_self_test(&self_test);
+            if let Err(error) = counters.leave_out(&dialled) {
+                let error = chain(error.as_ref());
+                tracing::warn!(error, "the self-test's connections are counted as any others");
+            }
             selftest::verdict(&self_test).map(|()| steering)
         });
         if let (Some(_), Err(reason)) = (layout, &steering) {

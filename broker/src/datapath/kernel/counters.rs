@@ -26,9 +26,36 @@ pub(super) struct CounterMaps {
     pub(super) paths: HashMap<MapData, Address, Path>,
     pub(super) totals: PerCpuArray<MapData, abi::Outcomes>,
     pub(super) tallies: Array<MapData, u64>,
+    pub(super) own_test: OwnTest,
+}
+
+/// What the self-test has added to the counters.
+#[derive(Debug, Default)]
+pub(super) struct OwnTest {
+    totals: [[u64; OUTCOME_COUNT]; WHO_COUNT],
+    endpoints: u64,
 }
 
 impl CounterMaps {
+    /// Leaves all connections out that have gone to these addresses, at which nobody else has anything.
+    pub(super) fn leave_out(&mut self, remotes: &[SocketAddr]) -> anyhow::Result<()> {
+        for remote in remotes.iter().map(|&remote| Address::from(remote)) {
+            for (who, totals) in
+                [Who::Others, Who::Broker].into_iter().zip(&mut self.own_test.totals)
+            {
+                let key = EndpointKey { remote, who: who as u32 };
+                let counted = match self.endpoints.get(&key, 0) {
+                    Err(MapError::KeyNotFound) => continue,
+                    counted => counted.context("the self-test's endpoints")?.counters.outcomes,
+                };
+                self.endpoints.remove(&key).context("the self-test's endpoints")?;
+                self.own_test.endpoints += 1;
+                totals.iter_mut().zip(counted).for_each(|(total, count)| *total += count);
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn read(&self) -> anyhow::Result<KernelCounters> {
         let tally =
             |event: Tally| self.tallies.get(&(event as u32), 0).context("the programs' tallies");
@@ -37,13 +64,16 @@ impl CounterMaps {
         let endpoints = self.endpoints()?;
         let total = |who: Who| {
             let by_cpu = self.totals.get(&(who as u32), 0).context("the programs' totals")?;
-            let sums = by_cpu.iter().fold([0; OUTCOME_COUNT], |sums, cpu| {
+            let sums = by_cpu.iter().fold([0; OUTCOME_COUNT], |sums: abi::Outcomes, cpu| {
                 array::from_fn(|outcome| sums[outcome] + cpu[outcome])
             });
-            anyhow::Ok(outcomes(&sums))
+            let own = &self.own_test.totals[who as usize];
+            anyhow::Ok(outcomes(&array::from_fn(|i| sums[i].saturating_sub(own[i]))))
         };
         Ok(KernelCounters {
-            endpoints_evicted: added.saturating_sub(endpoints.len() as u64),
+            endpoints_evicted: added
+                .saturating_sub(self.own_test.endpoints)
+                .saturating_sub(endpoints.len() as u64),
             endpoints,
             totals_others: total(Who::Others)?,
             totals_broker: total(Who::Broker)?,

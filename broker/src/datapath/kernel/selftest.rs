@@ -3,15 +3,15 @@
 //! Kernels differ in what they do with redirected bytes, and their versions do not tell:
 //! distributions carry both mistakes and cures to older ones. So the daemon makes itself a client,
 //! a listener and an origin on the loopback interface and has real exchanges between them, through
-//! the programs and maps that are to serve everybody else. What it opens for that is counted like
-//! any other connection.
+//! the programs and maps that are to serve everybody else. What it opens for that is left out of the
+//! counters.
 
 mod ground;
 mod sockets;
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::mpsc;
 use std::thread;
@@ -31,6 +31,7 @@ use self::ground::{Ground, Parties, attach};
 use self::sockets::{
     PATIENCE, ends, eventually, readable, receive, response, silent, transfer, wakes, watch,
 };
+use crate::chain;
 use crate::clock;
 use crate::datapath::steering::Steering;
 use crate::sys;
@@ -109,20 +110,21 @@ fn not_tried(name: &'static str, shows: &'static str) -> Step {
     Step { name, shows, took: Duration::ZERO, outcome: Outcome::NotTried }
 }
 
-/// Tries everything out, up to the first failure. No worker may be running and nothing may be
-/// intercepted yet: a route, a queue and the counters of steering are borrowed for it.
+/// Tries everything out, up to the first failure, and says where its connections have gone to. No
+/// worker may be running and nothing may be intercepted yet: a route, a queue and the counters of
+/// steering are borrowed for it.
 pub(super) fn run(
     steering: &Steering,
     sockets: &mut SkStorage<MapData, SocketState>,
     routes: &mut Array<MapData, Route>,
     offsets: Offsets,
-) -> Vec<Step> {
+) -> (Vec<Step>, Vec<SocketAddr>) {
     let ground = match Ground::new(steering, sockets, routes, offsets) {
         Ok(ground) => ground,
         Err(error) => {
             let mut steps = untried();
-            steps[0].outcome = Outcome::Failed(format!("{error:#}"));
-            return steps;
+            steps[0].outcome = Outcome::Failed(chain(error.as_ref()));
+            return (steps, Vec::new());
         }
     };
     let mut failed = false;
@@ -134,12 +136,13 @@ pub(super) fn run(
         let outcome = match attempt(&ground) {
             Ok(None) => Outcome::Passed,
             Ok(Some(remark)) => Outcome::Remark(remark),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
+            Err(error) => Outcome::Failed(chain(error.as_ref())),
         };
         failed = matches!(outcome, Outcome::Failed(_));
         Step { name, shows, took: clock::now() - start, outcome }
     };
-    STEPS.map(step).into()
+    let steps = STEPS.map(step).into();
+    (steps, ground.dialled())
 }
 
 /// Why nothing may be steered, if so.

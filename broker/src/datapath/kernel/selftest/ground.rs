@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io::Write as _;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ pub(super) struct Ground<'a> {
     queue: RefCell<Option<RingBuf<MapData>>>,
     offsets: Offsets,
     pub(super) slot: usize,
+    /// Where its connections have gone to.
+    dialled: RefCell<Vec<SocketAddr>>,
 }
 
 impl<'a> Ground<'a> {
@@ -53,6 +55,7 @@ impl<'a> Ground<'a> {
             queue: RefCell::new(Some(queue)),
             offsets,
             slot: layout.spare_group() * layout.group_slots(),
+            dialled: RefCell::default(),
         };
         ground.steer(abi::Steer::Kernel)?;
         Ok(ground)
@@ -118,7 +121,9 @@ impl<'a> Ground<'a> {
         state: SocketState,
     ) -> anyhow::Result<(TcpStream, TcpStream)> {
         self.sockets.borrow_mut().insert(&socket, state, 0).context("a socket's storage")?;
-        socket.connect_timeout(&listener.local_addr()?.into(), PATIENCE)?;
+        let address = listener.local_addr()?;
+        self.dialled.borrow_mut().push(address);
+        socket.connect_timeout(&address.into(), PATIENCE)?;
         let ours = TcpStream::from(socket);
         let local = ours.local_addr()?;
         // Anybody on this host may have connected in between.
@@ -154,6 +159,11 @@ impl<'a> Ground<'a> {
         });
         ensure!(told, "no event {kind:?} came through the ring buffer");
         Ok(())
+    }
+
+    /// Where its connections have gone to.
+    pub(super) fn dialled(&self) -> Vec<SocketAddr> {
+        self.dialled.borrow().clone()
     }
 
     pub(super) fn knows(&self, offsets: &[fn(&Offsets) -> u32]) -> bool {
