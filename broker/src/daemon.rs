@@ -21,6 +21,7 @@ use tokio::sync::watch;
 
 pub use self::obstacles::{Obstacle, obstacles};
 
+use self::cgroups::Cgroups;
 use self::interception::Interception;
 use self::origins::Origins;
 use crate::admin::{self, Health};
@@ -66,6 +67,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         },
         origins,
         events,
+        cgroups: Arc::new(Cgroups::find(&config.services)?),
         identity: OnceLock::new(),
         no_kernel,
         started: clock::now(),
@@ -83,6 +85,7 @@ struct Control {
     shared: Shared,
     origins: Origins,
     events: Arc<EventLog>,
+    cgroups: Arc<Cgroups>,
     /// Which gateway this is, once that is being found out.
     identity: OnceLock<watch::Receiver<fleet::Status>>,
     /// Why there are no kernel programs.
@@ -187,7 +190,7 @@ impl Control {
         if listeners.len() < workers.len() {
             return Err(ended(workers).await);
         }
-        let mut interception = Interception::new(&self.shared, &listeners)?;
+        let mut interception = Interception::new(&self.shared, &self.cgroups, &listeners)?;
         loop {
             interception.apply(&self.origins).context("starting interception")?;
             if interception.is_complete() {
@@ -246,6 +249,7 @@ impl admin::Source for Control {
         let mut services = self.shared.registry.services(carried);
         for (position, service) in services.iter_mut().enumerate() {
             service.membership = self.origins.snapshot(position);
+            service.cgroups = self.cgroups.present(&self.shared.config.services[position]);
             let common = &self.shared.common[position];
             service.limits = common.budget.snapshot();
             service.connections_guaranteed = common.budget.guaranteed.get();

@@ -73,6 +73,11 @@ fn a_cgroup_may_come_later_and_be_made_again() {
     let daemon = Daemon::start(&lab, &config(&lab, "", &keys)).unwrap();
     let rewritten = || daemon.snapshot().unwrap().datapath.rewritten;
     let said = |what: &str| daemon.log().matches(what).count();
+    let present = |n: u8| {
+        let sample = format!("broker_cgroup_present{{service=\"web\",cgroup={path:?}}} {n}");
+        daemon.request("GET", "/metrics").unwrap().lines().any(|line| line == sample)
+    };
+    assert!(present(0), "{}", daemon.request("GET", "/metrics").unwrap());
     assert!(goes_directly(&lab, &origins[0]), "a cgroup that is not there is nobody");
     assert_eq!((rewritten(), said("there is no such cgroup")), (0, 1), "{}", daemon.log());
     let url = format!("http://{}/inside", lab.origin(0));
@@ -87,6 +92,7 @@ fn a_cgroup_may_come_later_and_be_made_again() {
         let cgroup = lab.party("php").unwrap();
         eventually(SOON, "who is in the cgroup is served", || served(&cgroup));
         assert!(goes_directly(&lab, &origins[0]), "others are not");
+        assert!(present(1));
         drop(cgroup);
         if round == 1 {
             eventually(SOON, "it is noticed", || said("the cgroup has been removed") > 0);

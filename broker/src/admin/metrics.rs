@@ -127,6 +127,14 @@ fn services(text: &mut Text, services: &[ServiceSnapshot]) {
             text.sample(name, &[("service", &service.name), ("reason", reason)], count);
         }
     }
+    let name = "broker_cgroup_present";
+    text.family(name, "gauge", "1 while a cgroup that interception is restricted to is there.");
+    for service in services {
+        for (cgroup, present) in &service.cgroups {
+            let labels = [("service", &*service.name), ("cgroup", cgroup)];
+            text.sample(name, &labels, u8::from(*present));
+        }
+    }
     limits(text, services);
     outliers(text, services);
     members(text, services);

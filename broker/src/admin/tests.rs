@@ -47,7 +47,9 @@ fn services() -> Vec<crate::stats::ServiceSnapshot> {
     origin.reused.add(99);
     origin.evict(crate::stats::EvictReason::IdleTtl);
     origin.handshake_us.record(100);
-    registry.services(&crate::datapath::steering::Carried::default())
+    let mut services = registry.services(&crate::datapath::steering::Carried::default());
+    services[0].cgroups.insert("/system.slice/php.service".to_owned(), false);
+    services
 }
 
 #[tokio::test]
@@ -133,6 +135,7 @@ fn exposition() {
         "broker_origin_connections_reused_total{service=\"web\",origin=\"10.0.0.1:80\"} 99",
         "broker_origin_connections_evicted_total{service=\"web\",origin=\"10.0.0.1:80\",reason=\"idle_ttl\"} 1",
         "broker_origin_handshake_seconds{service=\"web\",origin=\"10.0.0.1:80\",quantile=\"0.5\"} 0.000128",
+        "broker_cgroup_present{service=\"web\",cgroup=\"/system.slice/php.service\"} 0",
         "broker_kernel_loaded 0",
         "# TYPE broker_host_tcp_active_opens_total counter",
         "broker_host_tcp_active_opens_total 42",

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context as _;
 
@@ -17,23 +18,25 @@ use crate::datapath::{CgroupId, kernel};
 pub(super) struct Cgroups {
     /// Where the paths start.
     mount: PathBuf,
-    /// Those that the configuration names; `None` is one that is not there.
-    ids: BTreeMap<PathBuf, Option<CgroupId>>,
+    ids: Mutex<Ids>,
 }
+
+/// Those that the configuration names; `None` is one that is not there.
+type Ids = BTreeMap<PathBuf, Option<CgroupId>>;
 
 impl Cgroups {
     /// Those of the services that intercept.
     pub(super) fn find(services: &[Service]) -> anyhow::Result<Self> {
         let restricted = |s: &&Service| s.intercepts() && !s.cgroups.is_empty();
-        let mut found = Self::default();
+        let (mut mount, mut ids) = (PathBuf::new(), Ids::new());
         for service in services.iter().filter(restricted) {
-            if found.ids.is_empty() {
-                found.mount = kernel::mount_point()?;
+            if ids.is_empty() {
+                mount = kernel::mount_point()?;
             }
             for path in &service.cgroups {
-                let id = kernel::cgroup_id(&found.mount, path)
+                let id = kernel::cgroup_id(&mount, path)
                     .with_context(|| format!("service {:?}", service.name))?;
-                let known = found.ids.insert(path.clone(), id);
+                let known = ids.insert(path.clone(), id);
                 if id.is_none() && known.is_none() {
                     tracing::warn!(
                         cgroup = %path.display(),
@@ -43,24 +46,38 @@ impl Cgroups {
                 }
             }
         }
-        Ok(found)
+        Ok(Self { mount, ids: Mutex::new(ids) })
     }
 
     /// Whether no service is restricted.
     pub(super) fn is_empty(&self) -> bool {
-        self.ids.is_empty()
+        self.ids().is_empty()
     }
 
     /// Those of a service that are there; `None` if it is not restricted.
     pub(super) fn of(&self, service: &Service) -> Option<Vec<CgroupId>> {
-        let id = |path| self.ids.get(path).copied().flatten();
+        let ids = self.ids();
+        let id = |path| ids.get(path).copied().flatten();
         (!service.cgroups.is_empty()).then(|| service.cgroups.iter().filter_map(id).collect())
     }
 
+    /// Which of a service's are there, for the statistics.
+    pub(super) fn present(&self, service: &Service) -> BTreeMap<String, bool> {
+        let ids = self.ids();
+        let present =
+            |path: &PathBuf| Some((path.to_string_lossy().into_owned(), ids.get(path)?.is_some()));
+        service.cgroups.iter().filter_map(present).collect()
+    }
+
+    /// A panic elsewhere leaves what was found as good as it was.
+    fn ids(&self) -> MutexGuard<'_, Ids> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Looks again. Answers whether something has changed.
-    pub(super) fn look(&mut self) -> bool {
+    pub(super) fn look(&self) -> bool {
         let mut changed = false;
-        for (path, known) in &mut self.ids {
+        for (path, known) in self.ids().iter_mut() {
             // Any other error says nothing of whether it is there.
             let Ok(now) = kernel::cgroup_id(&self.mount, path) else { continue };
             if now == *known {
@@ -103,7 +120,7 @@ mod tests {
         fs::write(&config, text).unwrap();
         let mut service = file::load(&config).unwrap().services.remove(0);
         let ids = service.cgroups.iter().map(|path| (path.clone(), None)).collect();
-        let mut cgroups = Cgroups { mount: mount.path().to_owned(), ids };
+        let cgroups = Cgroups { mount: mount.path().to_owned(), ids: Mutex::new(ids) };
         let id = |path| kernel::cgroup_id(mount.path(), Path::new(path)).unwrap().unwrap();
         assert!(!cgroups.look());
         assert_eq!(cgroups.of(&service), Some(Vec::new()), "nobody, and not everybody");
@@ -111,6 +128,8 @@ mod tests {
         fs::create_dir(mount.path().join("b")).unwrap();
         assert!(cgroups.look() && !cgroups.look());
         assert_eq!(cgroups.of(&service), Some(vec![id("/b")]));
+        let present = [("/a".to_owned(), false), ("/b".to_owned(), true)];
+        assert_eq!(cgroups.present(&service), BTreeMap::from(present));
 
         // Another one is there before the first is gone, or it might have the same number.
         fs::create_dir(mount.path().join("new")).unwrap();

@@ -45,7 +45,7 @@ pub(super) struct Interception {
     following: Vec<(usize, usize)>,
     /// What is intercepted because of lists, in the order of `following`.
     listed: Vec<Vec<Intercept>>,
-    cgroups: Cgroups,
+    cgroups: Arc<Cgroups>,
     /// In how many workers each service of the configuration lets its clients in.
     open: watch::Receiver<Vec<usize>>,
     /// Whether the kernel has to be told even if lists are the same.
@@ -54,7 +54,11 @@ pub(super) struct Interception {
 
 impl Interception {
     /// What is to be intercepted, once every worker has said where it listens.
-    pub(super) fn new(shared: &Shared, listeners: &[Vec<WorkerListeners>]) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        shared: &Shared,
+        cgroups: &Arc<Cgroups>,
+        listeners: &[Vec<WorkerListeners>],
+    ) -> anyhow::Result<Self> {
         let (mut services, mut following) = (Vec::new(), Vec::new());
         for (position, service) in shared.config.services.iter().enumerate() {
             if !service.intercepts() {
@@ -73,7 +77,7 @@ impl Interception {
             services,
             following,
             listed: Vec::new(),
-            cgroups: Cgroups::find(&shared.config.services)?,
+            cgroups: Arc::clone(cgroups),
             open: shared.open.subscribe(),
             stale: true,
         })

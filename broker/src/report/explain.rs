@@ -99,6 +99,14 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
         );
         findings.push(Finding { layer: "clients", weight: Weight::Fine, evidence, setting: None });
     }
+    for (cgroup, _) in both.now.cgroups.iter().filter(|(_, present)| !**present) {
+        findings.push(Finding {
+            layer: "clients",
+            weight: Weight::Notable,
+            evidence: format!("the cgroup {cgroup} is not there: nobody in it is intercepted"),
+            setting: Some("cgroups".to_owned()),
+        });
+    }
     if left > 0 {
         findings.push(Finding {
             layer: "clients",
@@ -543,6 +551,16 @@ mod tests {
                 "10.0.0.2:80: a round trip takes 90000 us, to its peers 100 us (medians)",
             ]
         );
+    }
+
+    #[test]
+    fn a_cgroup_that_is_not_there_is_named() {
+        let mut now = snapshot();
+        now.services[0].cgroups = [("/a".to_owned(), true), ("/b".to_owned(), false)].into();
+        let findings = explain("web", &now, &now).unwrap();
+        let notes = findings.iter().filter(|finding| finding.weight == Weight::Notable);
+        let notes: Vec<_> = notes.map(|finding| finding.evidence.as_str()).collect();
+        assert_eq!(notes, ["the cgroup /b is not there: nobody in it is intercepted"]);
     }
 
     #[test]

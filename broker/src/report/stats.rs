@@ -147,6 +147,13 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
         out.push_str(INDENT);
         line(&mut out, &style.paint(Paint::Bad, &format!("members: {error}")));
     }
+    let missing = |(cgroup, present): (&String, &bool)| (!present).then(|| cgroup.clone());
+    let missing: Vec<_> = service.cgroups.iter().filter_map(missing).collect();
+    if !missing.is_empty() {
+        out.push_str(INDENT);
+        let text = format!("cgroups that are not there: {}", missing.join(", "));
+        line(&mut out, &style.paint(Paint::Warn, &text));
+    }
     let full = |(name, limit): (&String, &LimitSnapshot)| {
         (limit.used >= limit.max).then(|| format!("{name} {} reached", count(limit.max)))
     };
@@ -529,6 +536,14 @@ mod tests {
             "host    ActiveOpens 40,123 · PassiveOpens 0 · AttemptFails 0 · EstabResets 0 · TIME_WAIT 482 · ListenOverflows 0\n",
         );
         assert_eq!(shown, expected, "\n{shown}");
+    }
+
+    #[test]
+    fn cgroups_that_are_not_there() {
+        let mut now = snapshot(&registry(), 1000);
+        now.services[0].cgroups = [("/a".to_owned(), true), ("/b".to_owned(), false)].into();
+        let shown = render(View { now: &now, since: None, previous: None }, Style::PLAIN);
+        assert!(shown.contains("  cgroups that are not there: /b\n"), "{shown}");
     }
 
     #[test]

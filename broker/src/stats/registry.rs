@@ -204,6 +204,7 @@ impl Registered {
             clients_gone: total(|m| m.clients_gone.get()),
             destination_unknown: total(|m| m.destination_unknown.get()),
             limits: BTreeMap::new(),
+            cgroups: BTreeMap::new(),
             outliers: None,
             membership: None,
             origins: Vec::new(),

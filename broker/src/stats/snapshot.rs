@@ -255,6 +255,9 @@ pub struct ServiceSnapshot {
     /// Its limits, by their names in the configuration.
     #[serde(default)]
     pub limits: BTreeMap<String, LimitSnapshot>,
+    /// The cgroups that its interception is restricted to, and whether they are there.
+    #[serde(default)]
+    pub cgroups: BTreeMap<String, bool>,
     /// What outlier detection has found, if it is on.
     #[serde(default)]
     pub outliers: Option<outlier::Snapshot>,
