@@ -36,6 +36,9 @@ use crate::stats::ServiceMetrics;
 /// done sooner, and costs no registration of the client's socket.
 const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
 
+/// How long a client without a request may send one after a stop was asked for.
+const LAST_REQUEST: Duration = Duration::from_millis(200);
+
 /// Longest time, and most bytes, a client may go on sending after its connection was ended.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 1 << 20;
@@ -62,7 +65,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Ends every idle session now, and every other one after its current exchange.
+    /// Ends every session: with the response to its current or next exchange, or soon if there is none.
     pub fn raise(&self) {
         self.raised.set(true);
         self.notify.notify_waiters();
@@ -73,10 +76,13 @@ impl Stop {
         self.raised.get()
     }
 
-    async fn raised(&self) {
+    /// Waits until a client without a request is left. One whose next request is on its way just now
+    /// is told with the response, which costs it nothing.
+    async fn left(&self) {
         if !self.is_raised() {
             self.notify.notified().await;
         }
+        tokio::time::sleep(LAST_REQUEST).await;
     }
 }
 
@@ -113,12 +119,13 @@ pub async fn http1(
             Next::Gone => After::Close,
         };
         client.abort_on_close(matches!(after, After::Abort));
-        if !matches!(after, After::NextRequest) || context.stop.is_raised() {
+        if !matches!(after, After::NextRequest) {
             break after;
         }
         if let Some(steered) = steered
             && inbox.is_empty()
             && kept.is_empty()
+            && !context.stop.is_raised()
         {
             steered.done(&client);
         }
@@ -127,8 +134,6 @@ pub async fn http1(
     let lingers = match after {
         After::Abort => false,
         After::Linger => true,
-        // Stopping: the client has its whole response and finds out at its next request, as with
-        // any server that ends an idle connection.
         After::NextRequest | After::Close => !inbox.is_empty() || client.has_unread(),
     };
     if lingers {

@@ -1,5 +1,7 @@
 //! Origins that die, refuse or never answer.
 
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use harness::load::{self, Mode, Plan};
@@ -220,6 +222,52 @@ fn a_full_queue_refuses_and_says_so() {
         .filter(|&refused| refused)
         .count();
     assert_eq!(refused, 3);
+}
+
+/// Whoever uses its connection again and again is told with a response that it ends, so that no request
+/// is sent on a connection that is about to be closed.
+#[test]
+fn a_stop_costs_busy_clients_no_request() {
+    let setup = Service { pool: "prewarm = 2", ..Service::default() }.start(|peer| {
+        while let Some(request) = peer.request()? {
+            peer.respond(request.target())?;
+        }
+        Ok(())
+    });
+    let done = AtomicUsize::new(0);
+    let told = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8_u32)
+            .map(|number| {
+                let (setup, done) = (&setup, &done);
+                scope.spawn(move || {
+                    let mut client = setup.client();
+                    for turn in 0_usize.. {
+                        let target = format!("/{number}/{turn}");
+                        let request = format!(
+                            "POST {target} HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\nhi"
+                        );
+                        client.send(request).unwrap();
+                        let response = client.response().unwrap();
+                        assert_eq!(response.text(), target);
+                        if response.header("connection") == Some("close") {
+                            return client.is_closed_within(SOON).unwrap();
+                        }
+                        done.fetch_add(1, Relaxed);
+                        // Some are between two requests when the stop comes.
+                        std::thread::sleep(Duration::from_millis(10 * u64::from(number % 3)));
+                    }
+                    unreachable!("it goes on until it is told")
+                })
+            })
+            .collect();
+        eventually(SOON, "all are busy", || done.load(Relaxed) > 100);
+        setup.daemon.drain().unwrap();
+        clients.into_iter().all(|client| client.join().unwrap())
+    });
+    assert!(told, "a connection was left open");
+    let mut daemon = setup.daemon;
+    let status = daemon.process().wait(SOON).unwrap();
+    assert!(status.success(), "{status}\n{}", daemon.log());
 }
 
 #[test]

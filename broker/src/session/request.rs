@@ -85,7 +85,7 @@ async fn receive_or_hear(
         // Whatever the reason, an end must not overtake what the kernel has sent.
         let ending = async {
             tokio::select! {
-                () = context.stop.raised() => {}
+                () = context.stop.left() => {}
                 () = tokio::time::sleep(context.timeouts.client_idle) => {}
             }
             steered.may_end().await;
@@ -142,7 +142,7 @@ async fn receive(context: &Context, client: &Stream, inbox: &mut Inbox) -> io::R
         tokio::select! {
             biased;
             readable = client.readable() => readable?,
-            () = context.stop.raised(), if idle => return Ok(0),
+            () = context.stop.left(), if idle => return Ok(0),
             () = tokio::time::sleep(limit) => return Err(ErrorKind::TimedOut.into()),
         }
     }

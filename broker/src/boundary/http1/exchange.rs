@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::body::Body;
 use super::field::Ambiguous;
 use super::response::{HeadReader, ResponseHead};
-use super::{CloseReason, Framing, Method, Progress, RequestHead, Version};
+use super::{CloseReason, Edit, Framing, Method, Progress, RequestHead, Version};
 use crate::boundary::Verdict;
 
 /// What [`Exchange::request_body`] made of some bytes.
@@ -66,6 +66,10 @@ pub struct Exchange {
     /// The origin closed its sending side.
     ended: bool,
     answer: Option<Answer>,
+    /// What would announce the end of the client's connection in the bytes that were read last.
+    announcement: Option<Edit>,
+    /// That is done.
+    announced: bool,
 }
 
 #[derive(Debug)]
@@ -109,6 +113,8 @@ impl Exchange {
             unsolicited: false,
             ended: false,
             answer: None,
+            announcement: None,
+            announced: false,
         }
     }
 
@@ -151,6 +157,7 @@ impl Exchange {
     /// Reads bytes from the origin.
     pub fn response(&mut self, bytes: &[u8]) -> ResponseStep {
         self.started |= !bytes.is_empty();
+        self.announcement = None;
         let mut used = 0;
         loop {
             let rest = &bytes[used..];
@@ -167,7 +174,7 @@ impl Exchange {
                     return ResponseStep { forward: used, state: Progress::More };
                 }
                 Phase::Body(body) => body.take(rest),
-                Phase::Head => self.read_head(rest),
+                Phase::Head => self.read_head(rest, used),
             };
             match read {
                 Ok(n) => used += n,
@@ -273,14 +280,30 @@ impl Exchange {
     /// An HTTP/1.0 client knows that it may go on only from a keep-alive in the response.
     #[must_use]
     pub fn client_persists(&self) -> bool {
-        let (Phase::Done, Some(answer)) = (&self.response, &self.answer) else { return false };
+        matches!(self.response, Phase::Done)
+            && self.client_may_persist()
+            && !self.announced
+            && !self.early
+            && self.request_done()
+    }
+
+    /// As far as the heads of both messages say.
+    fn client_may_persist(&self) -> bool {
+        let Some(answer) = &self.answer else { return false };
         self.client_asked
             && answer.persists
             && (self.version == Version::Http11 || answer.keep_alive)
             && !answer.until_close
-            && !self.early
-            && self.request_done()
             && !self.response_doubtful
+    }
+
+    /// Ends the client's connection with this exchange, if the response can still say so: its head must
+    /// be among the bytes that were read last, in which the change is to be made. `None` if it is not, or
+    /// if the connection ends in any case.
+    pub fn end_connection(&mut self) -> Option<Edit> {
+        let announcement = self.announcement.take()?;
+        self.announced = self.client_may_persist();
+        self.announced.then_some(announcement)
     }
 
     /// Whether the client meant to use its connection again. It may have sent more by the time it
@@ -304,13 +327,17 @@ impl Exchange {
         self.ties_to_client
     }
 
-    fn read_head(&mut self, bytes: &[u8]) -> Result<usize, Ambiguous> {
-        if self.head.is_fresh() {
+    /// `at` is the position of these bytes in those that were read last.
+    fn read_head(&mut self, bytes: &[u8], at: usize) -> Result<usize, Ambiguous> {
+        let fresh = self.head.is_fresh();
+        if fresh {
             self.early = !self.request_done();
         }
         let (n, head) = self.head.read(bytes)?;
         if let Some(head) = head {
             self.response = self.after(&head)?;
+            let ends = fresh && matches!(self.response, Phase::Body(_) | Phase::Done);
+            self.announcement = ends.then(|| head.announcement().moved(at));
         }
         Ok(n)
     }

@@ -35,8 +35,9 @@ pub(super) struct Connection {
     pub(super) keep_alive: bool,
     /// Not a list of tokens.
     pub(super) odd: bool,
-    /// Where in the head the last `close` stands.
+    /// Where in the head the last `close` and the last `keep-alive` stand.
     pub(super) close_at: Range<usize>,
+    pub(super) keep_alive_at: Range<usize>,
 }
 
 impl Connection {
@@ -51,14 +52,18 @@ impl Connection {
         let mut start = at;
         for part in value.split(|&b| b == b',') {
             let option = trim(part);
+            let lead = part.len() - super::line::trim_start(part).len();
+            let at = start + lead..start + lead + option.len();
             match split_token(option) {
                 ([], []) => {}
                 (token, []) if token.eq_ignore_ascii_case(b"close") => {
                     self.closes += 1;
-                    let lead = part.len() - super::line::trim_start(part).len();
-                    self.close_at = start + lead..start + lead + token.len();
+                    self.close_at = at;
                 }
-                (token, []) if token.eq_ignore_ascii_case(b"keep-alive") => self.keep_alive = true,
+                (token, []) if token.eq_ignore_ascii_case(b"keep-alive") => {
+                    self.keep_alive = true;
+                    self.keep_alive_at = at;
+                }
                 // An origin that is itself an intermediary would drop the field, and with it the
                 // framing.
                 (token, []) if frames(token) => return Err(Ambiguous),

@@ -66,15 +66,37 @@ pub struct RequestHead {
     pub connection_auth: bool,
 }
 
-/// The one rewriting the broker does: a request that asks the origin to close is made persistent,
-/// because a client's `Connection: close` must not cost the origin socket. A proxy's `Connection`
-/// field is its own affair (RFC 9110 section 7.6.1).
+/// The rewriting that the broker does. A request that asks the origin to close is made persistent,
+/// because a client's `Connection: close` must not cost the origin socket; and the last response on a
+/// connection that the broker is about to end says so, see
+/// [`Exchange::end_connection`](super::Exchange::end_connection). A proxy's `Connection` field is its
+/// own affair (RFC 9110 section 7.6.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// The bytes of the head to replace; empty for an insertion.
     pub at: Range<usize>,
     /// What to put there.
     pub with: &'static [u8],
+}
+
+impl Edit {
+    /// Most bytes that it adds.
+    pub const GROWTH_MAX: usize = 32;
+
+    /// The same change behind `offset` other bytes.
+    pub(super) fn moved(self, offset: usize) -> Self {
+        Self { at: self.at.start + offset..self.at.end + offset, ..self }
+    }
+
+    /// Makes the change in the first `len` bytes of a buffer that has room for it. Answers how many they
+    /// are then.
+    #[must_use]
+    pub fn apply(&self, buffer: &mut [u8], len: usize) -> usize {
+        let (start, end) = (self.at.start, self.at.start + self.with.len());
+        buffer.copy_within(self.at.end..len, end);
+        buffer[start..end].copy_from_slice(self.with);
+        len - self.at.len() + self.with.len()
+    }
 }
 
 impl RequestReader {

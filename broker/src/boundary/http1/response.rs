@@ -2,7 +2,7 @@
 
 use super::field::{Ambiguous, Fields};
 use super::line::{Line, Lines};
-use super::{HEAD_BYTES_MAX, Version};
+use super::{Edit, HEAD_BYTES_MAX, Version};
 
 /// Reads one response head; what it copies is bounded by [`HEAD_BYTES_MAX`] and is usually nothing.
 #[derive(Debug, Default)]
@@ -17,9 +17,24 @@ pub(super) struct HeadReader {
 /// What a response head says.
 #[derive(Debug)]
 pub(super) struct ResponseHead {
+    /// Its bytes, blank line included.
+    len: usize,
     pub(super) version: Version,
     pub(super) status: u16,
     pub(super) fields: Fields,
+}
+
+impl ResponseHead {
+    /// What to change in it to announce the end of the connection, which it does not do by itself
+    /// (RFC 9112 section 9.6).
+    pub(super) fn announcement(&self) -> Edit {
+        let connection = &self.fields.connection;
+        if connection.keep_alive {
+            Edit { at: connection.keep_alive_at.clone(), with: b"close" }
+        } else {
+            Edit { at: self.len - 2..self.len - 2, with: b"Connection: close\r\n" }
+        }
+    }
 }
 
 impl HeadReader {
@@ -49,8 +64,8 @@ impl HeadReader {
                 None => self.status_line = Some(status_line(line)?),
                 Some(_) if !line.is_empty() => self.fields.read(line, at)?,
                 Some((version, status)) => {
-                    let fields = std::mem::take(self).fields;
-                    return Ok((used, Some(ResponseHead { version, status, fields })));
+                    let Self { read: len, fields, .. } = std::mem::take(self);
+                    return Ok((used, Some(ResponseHead { len, version, status, fields })));
                 }
             }
         }

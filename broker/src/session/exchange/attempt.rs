@@ -286,24 +286,34 @@ impl Attempting<'_> {
             forwarded = true;
             // There will be no other attempt.
             drop(judge.retry.take());
-            session.context.metrics.response_bytes.add(step.forward as u64);
+            let forward = self.announce_end(buffer, step.forward);
+            session.context.metrics.response_bytes.add(forward as u64);
             match step.state {
-                Progress::Done => {
-                    return Attempt::Complete { tail: step.forward, uploaded: true };
-                }
-                Progress::Tunnel(_) => return Attempt::Tunnel { tail: step.forward },
+                Progress::Done => return Attempt::Complete { tail: forward, uploaded: true },
+                Progress::Tunnel(_) => return Attempt::Tunnel { tail: forward },
                 Progress::More => {
                     if exchange.borrow().ends_with_connection() {
                         session.client.reset_if_killed();
                     }
                     let left = exchange.borrow().response_left();
-                    let left = left.map(|left| left.saturating_add(step.forward as u64));
-                    if session.send(&buffer[..step.forward], left).await.is_err() {
+                    let left = left.map(|left| left.saturating_add(forward as u64));
+                    if session.send(&buffer[..forward], left).await.is_err() {
                         return Attempt::ClientGone;
                     }
                 }
             }
         }
+    }
+
+    /// While the daemon is stopping, the response tells the client that its connection ends, so that it
+    /// sends no other request on it. Answers how many bytes go to the client then.
+    fn announce_end(&self, buffer: &mut [u8], forward: usize) -> usize {
+        let room = buffer.len() - forward >= Edit::GROWTH_MAX;
+        if !room || !self.session.context.stop.is_raised() {
+            return forward;
+        }
+        let announcement = self.exchange.borrow_mut().end_connection();
+        announcement.map_or(forward, |edit| edit.apply(buffer, forward))
     }
 
     /// Counts a response's status. Answers whether another origin had better be asked.

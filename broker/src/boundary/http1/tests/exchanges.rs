@@ -157,6 +157,66 @@ fn origin_persistence() {
 }
 
 #[test]
+fn the_last_response_announces_the_end() {
+    let interim = "HTTP/1.1 103 Early Hints\r\nConnection: keep-alive\r\n\r\n";
+    for (request, fields, announced) in [
+        (GET, "1.1 200 OK\r\nA: b", "1.1 200 OK\r\nA: b\r\nContent-Length: 2\r\nConnection: close"),
+        (
+            GET,
+            "1.1 200 OK\r\nConnection:  keep-alive \r\nA: b",
+            "1.1 200 OK\r\nConnection:  close \r\nA: b\r\nContent-Length: 2",
+        ),
+        (
+            GET,
+            "1.1 200 OK\r\nconnection: Keep-Alive, x",
+            "1.1 200 OK\r\nconnection: close, x\r\nContent-Length: 2",
+        ),
+        (
+            KEEP10,
+            "1.0 200 OK\r\nConnection: keep-alive",
+            "1.0 200 OK\r\nConnection: close\r\nContent-Length: 2",
+        ),
+    ] {
+        for before in ["", interim] {
+            let response = format!("{before}HTTP/{fields}\r\nContent-Length: 2\r\n\r\nok");
+            let mut exchange = all(request, &response, Return, CONTINUES);
+            let mut buffer = [response.as_bytes(), &[b'?'; Edit::GROWTH_MAX]].concat();
+            let edit = exchange.end_connection().unwrap();
+            let len = edit.apply(&mut buffer, response.len());
+            let expected = format!("{before}HTTP/{announced}\r\n\r\nok");
+            assert_eq!(String::from_utf8_lossy(&buffer[..len]), expected);
+            // The client's connection ends, the origin's does not.
+            assert_eq!((exchange.verdict(), exchange.client_persists()), (Return, false));
+        }
+    }
+}
+
+#[test]
+fn an_end_that_comes_anyway_or_too_late_is_not_announced() {
+    for (request, response) in [
+        (CLOSE, OK),
+        (GET, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"),
+        (GET, "HTTP/1.1 200 OK\r\n\r\nok"),
+        (KEEP10, OK),
+        (UPGRADE, "HTTP/1.1 101 Switching Protocols\r\n\r\n"),
+        (CONNECT, "HTTP/1.1 200 OK\r\n\r\n"),
+    ] {
+        let mut exchange = Exchange::new(&head(request.as_bytes()));
+        exchange.response(response.as_bytes());
+        assert_eq!(exchange.end_connection(), None, "{request:?} {response:?}");
+    }
+    // A part of the head, or all of it, is on its way already.
+    let late = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n";
+    for cut in 1..=late.len() {
+        let mut exchange = Exchange::new(&head(GET.as_bytes()));
+        exchange.response(&late.as_bytes()[..cut]);
+        exchange.response(&[&late.as_bytes()[cut..], b"body"].concat());
+        assert_eq!(exchange.end_connection(), None, "{cut}");
+        assert!(exchange.client_persists());
+    }
+}
+
+#[test]
 fn responses_without_a_body() {
     for (request, head, verdict, client) in [
         (HEAD, "1.1 200 OK\r\nContent-Length: 500", Return, CONTINUES),
