@@ -557,7 +557,15 @@ fn fionread(ground: &Ground<'_>) -> anyhow::Result<Option<String>> {
     let parties = ground.parties()?;
     let mut wrong = Vec::new();
     let mut ask = |len: usize, what| {
-        let told = sys::unread(parties.client.as_fd())?;
+        let mut told = sys::unread(parties.client.as_fd())?;
+        // On a busy host bytes can be seen while they still pass from TCP's queue to the map's. A kernel
+        // that answers wrong is waited for only once.
+        if told != len && wrong.is_empty() {
+            eventually(|| {
+                told = sys::unread(parties.client.as_fd()).unwrap_or(told);
+                told == len
+            });
+        }
         if told != len {
             wrong.push(format!("{told} for {len} bytes{what}"));
         }
