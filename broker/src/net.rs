@@ -215,7 +215,8 @@ impl Stream {
         }
     }
 
-    /// What a look at the receive queue shows, without taking anything from it.
+    /// What a look at the receive queue shows, without taking anything from it. `FIONREAD` would be
+    /// quicker, but does not count what TCP has for a socket that is in a map.
     pub fn peek(&self) -> Queue {
         match retry_interrupted(|| self.socket.peek(&mut [0; 1])) {
             Ok(0) => Queue::Ended,
@@ -223,11 +224,6 @@ impl Stream {
             Err(e) if e.kind() == ErrorKind::WouldBlock => Queue::Empty,
             Err(_) => Queue::Failed,
         }
-    }
-
-    /// Whether there are bytes to read.
-    pub fn has_unread(&self) -> bool {
-        sys::unread(self.as_fd()).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Has `cx` woken at the next event on the receive side; says what is there already.

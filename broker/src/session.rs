@@ -27,7 +27,7 @@ use self::request::Next;
 use crate::buffers::{Buffers, Inbox};
 use crate::config::retries::Retries;
 use crate::config::{Affinity, Timeouts};
-use crate::net::Stream;
+use crate::net::{Queue, Stream};
 use crate::pool::budget::RetryPermit;
 use crate::pool::{Lease, Pool, Refusal};
 use crate::stats::ServiceMetrics;
@@ -134,7 +134,7 @@ pub async fn http1(
     let lingers = match after {
         After::Abort => false,
         After::Linger => true,
-        After::NextRequest | After::Close => !inbox.is_empty() || client.has_unread(),
+        After::NextRequest | After::Close => !inbox.is_empty() || client.peek() == Queue::Bytes,
     };
     if lingers {
         linger(&client, &mut inbox).await;

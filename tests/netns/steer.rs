@@ -532,3 +532,26 @@ fn blocking_clients_notice_nothing_under_auto() {
     let service = daemon.service().unwrap();
     assert_eq!((service.exchanges, service.steered, enrolled(&daemon)), (206, 0, 0));
 }
+
+/// The daemon must not close a connection on which there is something to be read: that resets it, and can
+/// take the end of the response along.
+#[test]
+fn what_comes_behind_the_last_request_does_not_reset_a_steered_client() {
+    let lab = Lab::new(1).unwrap();
+    let origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
+        while let Some(request) = peer.request()? {
+            std::thread::sleep(Duration::from_millis(500));
+            peer.answer_with_id(&request, "200 OK")?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    let daemon = daemon(&lab, "kernel");
+    let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    client.send("GET /last HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+    eventually(SOON, "the request is at the origin", || origin.received_count("GET /last") == 1);
+    client.send("GET /more HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    assert_eq!(client.response().unwrap().status, 200);
+    assert_eq!(client.to_end().unwrap(), b"", "{}", daemon.log());
+    assert_eq!(enrolled(&daemon), 1);
+}
