@@ -90,6 +90,11 @@ pub trait Datapath: Send + Sync {
     /// heartbeat's age limit.
     fn heartbeat(&self, worker: usize) -> io::Result<()>;
 
+    /// Has the kernel send nobody to this worker until its next heartbeat.
+    fn leave_alone(&self, _worker: usize) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Makes `services` the intercepted ones from now on.
     fn intercept(&self, services: &[InterceptedService]) -> anyhow::Result<()>;
 

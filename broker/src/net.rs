@@ -420,6 +420,12 @@ impl Listener {
         accept_queued(self.0.get_ref())
     }
 
+    /// The same for one that [`Listener::accept`] would find, which waits for the next one if there is
+    /// none.
+    pub fn try_accept(&self) -> io::Result<Stream> {
+        self.0.try_io(Interest::READABLE, accept_queued)
+    }
+
     /// The address it listens on.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.get_ref().local_addr()

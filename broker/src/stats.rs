@@ -214,7 +214,8 @@ impl OriginMetrics {
 pub struct ServiceMetrics {
     /// Client connections accepted.
     pub clients: Counter,
-    /// Failures to accept one: out of descriptors, memory and the like.
+    /// Failures to accept one: out of descriptors, memory and the like; and intercepted ones that were reset
+    /// because of that.
     pub accept_failed: Counter,
     /// Client connections open.
     pub clients_open: Gauge,

@@ -5,6 +5,7 @@
 
 mod dialled;
 mod events;
+mod room;
 mod service;
 
 use std::cell::{Cell, RefCell};
@@ -23,6 +24,7 @@ use socket2::Socket;
 use tokio::sync::{oneshot, watch};
 
 use self::events::Events;
+use self::room::Room;
 use self::service::{Service, Via};
 use crate::buffers::Buffers;
 use crate::config::{self, Config, Steer};
@@ -127,6 +129,7 @@ async fn run(
         },
         buffers: Buffers::default(),
         stop: Rc::default(),
+        room: Rc::new(Room::new(index, Arc::clone(&shared.datapath))?),
     };
     let mut services = Vec::new();
     let mut accepting = Vec::new();
@@ -156,7 +159,7 @@ async fn run(
         services.push(built);
     }
     let steering = Steering::start(index, &shared, &services);
-    shared.datapath.heartbeat(index).context("first heartbeat")?;
+    common.room.tick().context("first heartbeat")?;
     report.send(reports).ok();
 
     let mut tick = tokio::time::interval(TICK);
@@ -164,7 +167,7 @@ async fn run(
     while *stage.borrow_and_update() == Stage::Run {
         tokio::select! {
             _ = tick.tick() => {
-                if let Err(error) = shared.datapath.heartbeat(index) {
+                if let Err(error) = common.room.tick() {
                     tracing::error!(%error, "heartbeat failed: clients will reach origins directly");
                 }
                 for service in &services {
@@ -200,6 +203,7 @@ struct Common {
     environment: Environment,
     buffers: Buffers,
     stop: Rc<Stop>,
+    room: Rc<Room>,
 }
 
 /// Where a service's part in a worker stands in the whole.
@@ -354,7 +358,10 @@ async fn accept(
         match listener.accept().await {
             Ok(client) => service.serve(client, via, &listener),
             Err(error) => {
-                service.count_accept_error(&error);
+                service.accept_failed(&error);
+                if via != Via::Listen {
+                    service.turn_away(&listener);
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

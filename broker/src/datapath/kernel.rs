@@ -304,6 +304,14 @@ impl Kernel {
         self.steering.as_ref().err().map(String::as_str)
     }
 
+    /// 0 is none.
+    fn set_heartbeat(&self, worker: usize, ns: u64) -> io::Result<()> {
+        if worker >= self.workers {
+            return Ok(());
+        }
+        lock(&self.heartbeats).set(map_index(worker), ns, 0).map_err(io_error)
+    }
+
     /// What came of trying steering out.
     #[must_use]
     pub fn self_test(&self) -> &[Step] {
@@ -586,11 +594,11 @@ impl Datapath for Kernel {
     }
 
     fn heartbeat(&self, worker: usize) -> io::Result<()> {
-        if worker >= self.workers {
-            return Ok(());
-        }
-        let now = gate::monotonic_ns()?;
-        lock(&self.heartbeats).set(map_index(worker), now, 0).map_err(io_error)
+        self.set_heartbeat(worker, gate::monotonic_ns()?)
+    }
+
+    fn leave_alone(&self, worker: usize) -> io::Result<()> {
+        self.set_heartbeat(worker, 0)
     }
 
     fn intercept(&self, services: &[InterceptedService]) -> anyhow::Result<()> {

@@ -112,10 +112,10 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
             layer: "clients",
             weight: Weight::Notable,
             evidence: format!(
-                "{} went directly because a worker was not alive",
+                "{} went directly because no worker was alive, or had descriptors left",
                 plural(left, "connection")
             ),
-            setting: Some("heartbeat_age_max".to_owned()),
+            setting: Some("heartbeat_age_max, LimitNOFILE".to_owned()),
         });
     }
     let unknown = both.rise(|s| s.destination_unknown);

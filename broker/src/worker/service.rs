@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use broker_ebpf::abi::EventKind;
 
 use super::dialled::Dialled;
+use super::room::{self, Room};
 use super::{Common, Place};
 use crate::boundary::{CloseReason, Verdict};
 use crate::clock;
@@ -41,6 +42,7 @@ pub(super) struct Service {
     records: Arc<ServiceRecords>,
     datapath: Arc<dyn Datapath>,
     context: Context,
+    room: Rc<Room>,
     serving: Cell<usize>,
     place: Place,
     /// Set if the kernel serves some of the clients.
@@ -66,7 +68,7 @@ impl Service {
         common: &Common,
         backlogs: Vec<(Backlog, Via)>,
     ) -> Self {
-        let Common { environment, buffers, stop } = common;
+        let Common { environment, buffers, stop, room } = common;
         let datapath = Arc::clone(&environment.datapath);
         let steer = datapath.steering().and_then(|steering| {
             let first_group = steering.layout().first_group(place.service, place.worker)?;
@@ -121,6 +123,7 @@ impl Service {
             records,
             datapath,
             context,
+            room: Rc::clone(room),
             serving: Cell::new(0),
             place,
             steering,
@@ -183,15 +186,14 @@ impl Service {
             loop {
                 match backlog.accept_queued() {
                     Ok(client) => self.serve_steered(client, *listener, *via),
-                    Err(error) => match error.kind() {
-                        io::ErrorKind::WouldBlock => break,
-                        // The client gave up while it was queued.
-                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                        _ => {
-                            self.count_accept_error(&error);
-                            break;
+                    Err(error) if room::is_passing(&error) => {}
+                    Err(error) => {
+                        if error.kind() != io::ErrorKind::WouldBlock {
+                            self.accept_failed(&error);
+                            self.turn_steered_away(backlog, *listener);
                         }
-                    },
+                        break;
+                    }
                 }
             }
         }
@@ -232,16 +234,19 @@ impl Service {
             if now.saturating_duration_since(*since) >= PARKED_MAX || queue == Queue::Bytes {
                 waiting.push(*ends);
             }
-            let (peer, listener) = *ends;
-            let dialled = || self.datapath.original_destination(peer, listener);
-            let gone = queue == Queue::Failed
-                || queue == Queue::Ended && !matches!(dialled(), Ok(Some(_)));
+            let gone = self.is_gone(queue, *ends);
             client.abort_on_close(!gone);
             !gone
         });
         for ends in waiting {
             self.session(ends);
         }
+    }
+
+    /// Whether a client that was never served has ended, and its socket is closed.
+    fn is_gone(&self, queue: Queue, (peer, listener): Ends) -> bool {
+        let dialled = || self.datapath.original_destination(peer, listener);
+        queue == Queue::Failed || queue == Queue::Ended && !matches!(dialled(), Ok(Some(_)))
     }
 
     /// The session of the client with these ends, if it has been accepted.
@@ -394,9 +399,32 @@ impl Service {
         }
     }
 
-    pub(super) fn count_accept_error(&self, error: &io::Error) {
+    pub(super) fn accept_failed(&self, error: &io::Error) {
         self.records.metrics.accept_failed.inc();
-        tracing::warn!(service = self.name, %error, "accept failed; pausing");
+        self.room.accept_failed(&self.name, error);
+    }
+
+    /// Resets those who wait in a listener's queue, if they would wait for long: they can dial again,
+    /// and are left alone then.
+    pub(super) fn turn_away(&self, listener: &Listener) {
+        if self.room.is_closed() {
+            let reset = |client: Stream| client.abort_on_close(true);
+            let clients = self.room.empty(|| listener.try_accept(), reset);
+            self.records.metrics.accept_failed.add(clients);
+        }
+    }
+
+    /// The same for clients that the kernel may serve. Most that it has served have ended.
+    fn turn_steered_away(&self, backlog: &Backlog, listener: SocketAddr) {
+        if self.room.is_closed() {
+            let end = |client: Stream| {
+                let peer = client.peer_addr();
+                let gone = peer.is_ok_and(|peer| self.is_gone(client.peek(), (peer, listener)));
+                client.abort_on_close(!gone);
+            };
+            let clients = self.room.empty(|| backlog.accept_queued(), end);
+            self.records.metrics.accept_failed.add(clients);
+        }
     }
 }
 
