@@ -6,6 +6,7 @@
 //! here are served to their end. Once they are, this gateway's index is given back.
 
 mod cgroups;
+mod descriptors;
 mod interception;
 mod obstacles;
 mod origins;
@@ -15,10 +16,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+pub use self::descriptors::shortage;
 pub use self::obstacles::{Obstacle, obstacles};
 
 use self::cgroups::Cgroups;
@@ -49,7 +50,7 @@ const ADMIN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the daemon until it is told to stop by SIGTERM, SIGINT or the admin socket.
 pub fn run(config: Config) -> anyhow::Result<()> {
-    raise_descriptor_limit();
+    descriptors::raise();
     let config = Arc::new(config);
     let Loaded { datapath, log, no_kernel } = load_datapath(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -371,13 +372,4 @@ fn budget(service: &config::Service, workers: usize, datapath: &dyn Datapath) ->
     };
     let budget = Budget::new(&service.limits, service.retries.limit, workers);
     Arc::new(budget.with_gate(gate))
-}
-
-/// Two descriptors for each client, whatever the shell's habit is.
-fn raise_descriptor_limit() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!(%error, "raising the limit of open files");
-    }
 }

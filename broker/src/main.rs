@@ -192,7 +192,7 @@ fn log_start(path: &Path, config: &Config) {
     for service in &config.services {
         info!("effective settings of a service: {}", effective::service(service));
     }
-    for warning in file::warnings(config) {
+    for warning in file::warnings(config).into_iter().chain(daemon::shortage(config)) {
         warn!("{warning}");
     }
 }

@@ -53,6 +53,26 @@ fn what_ends_the_daemon_is_warned_of() {
     assert!(!directory.path().join("none").exists());
 }
 
+/// Nobody has to guess which limit "too many open files" means.
+#[test]
+fn too_few_descriptors_end_the_daemon_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("broker.toml");
+    let socket = directory.path().join("admin.sock");
+    fs::write(&config, format!("admin_socket = {socket:?}\nworkers = 2\n{SERVICE}")).unwrap();
+    let broker = |command: &[&str]| {
+        let limited = Launch::new("prlimit").arg("--nofile=64:64").arg(daemon::binary().unwrap());
+        limited.args(command).arg(&config).output(SOON).unwrap()
+    };
+    let (run, check) = (broker(&["run", "--config"]), broker(&["check"]));
+    assert_eq!((run.status.code(), check.status.code()), (USAGE, Some(0)), "{run:?} {check:?}");
+    let start = "limit of open files = 64: must be at least ";
+    for (text, end) in [(run.stderr, "ulimit -Hn)\n"), (check.stdout, ", too\n")] {
+        let (_, rule) = text.split_once(start).unwrap_or_else(|| panic!("{text}"));
+        assert!(rule.split_inclusive('\n').next().unwrap().ends_with(end), "{text}");
+    }
+}
+
 /// Authorities that the system does not have are one of the few things about TLS that no file shows.
 #[test]
 fn servers_that_nobody_vouches_for_are_warned_of() {

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use super::descriptors;
 use crate::admin;
 use crate::chain;
 use crate::config::Config;
@@ -24,7 +25,12 @@ pub struct Obstacle {
 /// All that is in the way.
 #[must_use]
 pub fn obstacles(config: &Config) -> Vec<Obstacle> {
-    let all = [admin_socket(&config.admin_socket), event_log(&config.event_log), index(config)];
+    let all = [
+        admin_socket(&config.admin_socket),
+        event_log(&config.event_log),
+        index(config),
+        open_files(config),
+    ];
     all.into_iter().flatten().collect()
 }
 
@@ -64,6 +70,11 @@ fn index(config: &Config) -> Option<Obstacle> {
     };
     let error = fleet::identity(index, *count).err()?;
     Some(obstacle("gateway.index", value, chain(error.as_ref()), certain))
+}
+
+fn open_files(config: &Config) -> Option<Obstacle> {
+    let (limit, rule) = descriptors::obstacle(config)?;
+    Some(obstacle(descriptors::KEY, limit.to_string(), rule, false))
 }
 
 fn quoted(path: &Path) -> String {
