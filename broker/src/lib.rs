@@ -12,6 +12,7 @@ pub use self::chain::chain;
 pub mod daemon;
 pub mod datapath;
 pub mod grpc;
+pub mod logging;
 pub mod net;
 pub mod outbound;
 pub mod rewind;

@@ -1,8 +1,10 @@
 //! The command line: arguments, logging, exit codes. The work is the library's.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{panic, thread};
 
 use broker::chain;
 use broker::command::{UsageError, check, doctor, events, explain, observe, sim, stats};
@@ -10,6 +12,7 @@ use broker::config::file::{self, ConfigError, Problem};
 use broker::config::{Config, effective};
 use broker::daemon;
 use broker::datapath::kernel;
+use broker::logging::Log;
 use broker::report::{Screen, Style};
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing::{info, warn};
@@ -93,8 +96,21 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    init_log(args.log, filter);
-    let done = match args.command {
+    let log = match init_log(args.log, filter) {
+        Ok(log) => log,
+        Err(error) => {
+            eprintln!("broker: starting the thread that logs: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = command(args.command, &log);
+    log.flush();
+    code
+}
+
+/// What goes wrong is said behind what was logged before.
+fn command(command: Command, log: &Log) -> ExitCode {
+    let done = match command {
         Command::Run { config } => run(&config).map(|()| true),
         Command::Check(args) => check::run(&args, &mut std::io::stdout().lock()).map(|()| true),
         Command::Observe(args) => observe(args).map(|()| true),
@@ -119,17 +135,17 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         // One line for each problem, each starting with the file: editors can jump there.
         Err(error) if error.is::<ConfigError>() => {
-            eprintln!("{}", chain(error.as_ref()));
+            log.say(&chain(error.as_ref()));
             ExitCode::from(EXIT_CONFIG)
         }
         Err(error) if error.is::<UsageError>() => {
-            eprintln!("broker: {}", chain(error.as_ref()));
+            log.say(&format!("broker: {}", chain(error.as_ref())));
             ExitCode::from(EXIT_CONFIG)
         }
         // The reader has seen enough (`broker stats | head`).
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("broker: {}", chain(error.as_ref()));
+            log.say(&format!("broker: {}", chain(error.as_ref())));
             ExitCode::FAILURE
         }
     }
@@ -166,15 +182,28 @@ fn log_filter(text: &str, level: &str) -> Result<EnvFilter, Problem> {
     })
 }
 
-fn init_log(format: LogFormat, filter: EnvFilter) {
-    let log = tracing_subscriber::fmt()
+fn init_log(format: LogFormat, filter: EnvFilter) -> std::io::Result<Log> {
+    let log = Log::to(std::io::stderr())?;
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || writer.clone())
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none());
     match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
+        LogFormat::Text => subscriber.init(),
+        LogFormat::Json => subscriber.json().init(),
     }
+    // The standard one waits for whoever reads.
+    let last_words = log.clone();
+    panic::set_hook(Box::new(move |panic| {
+        let thread = thread::current();
+        let backtrace = Backtrace::capture();
+        last_words.say(&format!("thread {:?} {panic}", thread.name().unwrap_or("")));
+        if backtrace.status() == BacktraceStatus::Captured {
+            last_words.say(&backtrace.to_string());
+        }
+    }));
+    Ok(log)
 }
 
 fn run(path: &Path) -> anyhow::Result<()> {

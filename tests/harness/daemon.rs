@@ -58,6 +58,14 @@ impl Daemon {
         Self::start_as(lab, &lab.proxy_cgroup, config)
     }
 
+    /// The same, logging to a pipe or a file that is there.
+    pub fn start_logging_to(lab: &Lab, log: &Path, config: &str) -> Result<Self> {
+        const SCRIPT: &str = "exec \"$@\" 2>\"$0\"";
+        let launch = Launch::new("sh").args(["-c", SCRIPT]).arg(log).arg(binary()?);
+        let files = Files::write(lab, config)?;
+        files.spawn(launch, &lab.host, &lab.proxy_cgroup)?.ready(config)
+    }
+
     /// The same in another namespace.
     pub fn start_in(lab: &Lab, netns: &Netns, config: &str) -> Result<Self> {
         Self::spawn_as(lab, netns, &lab.proxy_cgroup, config)?.ready(config)

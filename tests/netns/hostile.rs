@@ -1,16 +1,21 @@
 //! Clients, origins and operators that do what nobody should, at the worst moment.
 
-use std::io::{self, ErrorKind, Write as _};
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use harness::client::PATIENCE;
-use harness::origin::scripted::Peer;
+use harness::origin::scripted::{Peer, Scripted};
 use harness::{Client, Daemon, Lab, eventually};
+use nix::libc::O_NONBLOCK;
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
-use crate::support::{SOON, Service, Setup};
+use crate::support::{SOON, Service, Setup, listen};
 
 const SHORT_QUEUE: &str = "prewarm = 0\nqueue_timeout = \"2s\"";
 const ONE_SOCKET: &str = "max_connections = 1";
@@ -155,6 +160,34 @@ fn a_half_sent_request_to_the_admin_socket_does_not_keep_the_daemon() {
         let status = setup.daemon.process().wait(SOON).unwrap();
         assert!(status.success(), "{status} after {begun:?}\n{}", setup.daemon.log());
     }
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_nobody() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = Scripted::http(&lab.origins, lab.origin(0)).unwrap();
+    let path = lab.directory().join("log");
+    mkfifo(&path, Mode::S_IRWXU).unwrap();
+    let pipe = || OpenOptions::new().read(true).write(true).custom_flags(O_NONBLOCK).open(&path);
+    let mut log = pipe().unwrap();
+    while log.write(&[b'.'; 4096]).is_ok() {}
+
+    let config = Service::default().render(&lab);
+    let mut daemon = Daemon::start_logging_to(&lab, &path, &config).unwrap();
+    let get = || Client::get_once(&lab.host, listen(&lab), "/").unwrap();
+    assert_eq!(get().status, 200);
+    // Who begins to read gets everything, in order.
+    let mut read = String::new();
+    eventually(SOON, "the log is written", || {
+        log.read_to_string(&mut read).ok();
+        read.contains("ready")
+    });
+    assert!(read.find("starting") < read.find("ready"), "{read}");
+
+    while log.write(&[b'.'; 4096]).is_ok() {}
+    daemon.process().signal(Signal::SIGTERM).unwrap();
+    let status = daemon.process().wait(SOON).unwrap();
+    assert!(status.success(), "{status}");
 }
 
 #[test]
