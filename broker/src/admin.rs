@@ -10,6 +10,10 @@
 //! | `GET /v1/health` | [`Health`] as JSON; 200 while ready, else 503 |
 //! | `POST /v1/drain` | 202; leases may finish, then the daemon stops |
 //! | `GET /metrics` | the snapshot as Prometheus text |
+//!
+//! Descriptors and memory are shared with the data path, so that there are limits: a connection is for one
+//! request, which must come and be answered in time, and beyond [`CONNECTIONS_MAX`] of them the next ones
+//! wait in the kernel's queue.
 
 pub mod client;
 pub mod metrics;
@@ -18,6 +22,7 @@ use std::future::Future;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, fs, io};
 
 use axum::extract::State;
@@ -25,8 +30,12 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Mutex, Semaphore};
 
 pub use client::{FetchError, fetch_snapshot};
 
@@ -35,6 +44,18 @@ use crate::stats::Snapshot;
 
 /// Owner and group may connect: connecting needs write permission, and a drain is a write.
 const SOCKET_MODE: u32 = 0o660;
+
+/// How many connections are served at once.
+const CONNECTIONS_MAX: usize = 32;
+
+/// Within so long a request must have come.
+const REQUEST_TIME: Duration = Duration::from_secs(5);
+
+/// Within so long its answer must have been read.
+const CONNECTION_TIME: Duration = Duration::from_secs(30);
+
+/// Pause after a failed `accept`: out of descriptors or memory, which does not pass at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the admin socket asks the daemon for.
 pub trait Source: Send + Sync + 'static {
@@ -125,9 +146,55 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let Listener { listener, file } = listener;
-    let served = axum::serve(listener, router(source)).with_graceful_shutdown(stop).await;
-    drop(file);
-    served
+    let router = router(source);
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let accept = async {
+        loop {
+            // It is never closed.
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let answered = answer(stream, router.clone());
+                    tokio::spawn(async move {
+                        answered.await;
+                        drop(place);
+                    });
+                }
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    };
+    tokio::select! {
+        () = accept => {}
+        () = stop => {}
+    }
+    drop((listener, file));
+    // Those that are left are answered.
+    let all = u32::try_from(CONNECTIONS_MAX).map_err(io::Error::other)?;
+    places.acquire_many(all).await.map(drop).map_err(io::Error::other)
+}
+
+/// Serves one request. Who has asked and then ended its side (`nc -N`) is answered, too.
+async fn answer(stream: UnixStream, router: Router) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_TIME)
+        .keep_alive(false)
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    match tokio::time::timeout(CONNECTION_TIME, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin socket"),
+        Err(_elapsed) => tracing::debug!("an answer of the admin socket was not read in time"),
+    }
+}
+
+/// What all requests share.
+#[derive(Clone)]
+struct Shared {
+    source: Arc<dyn Source>,
+    /// One snapshot is taken at a time, however many ask: each costs a thread and what it reads.
+    turn: Arc<Mutex<()>>,
 }
 
 fn router(source: Arc<dyn Source>) -> Router {
@@ -137,36 +204,41 @@ fn router(source: Arc<dyn Source>) -> Router {
         .route("/v1/health", get(health))
         .route("/v1/drain", post(drain))
         .route("/metrics", get(prometheus))
-        .with_state(source)
+        .with_state(Shared { source, turn: Arc::default() })
 }
 
 /// Reading the kernel's maps takes milliseconds: too long for the thread that does the rest.
-async fn take(source: Arc<dyn Source>) -> Result<Snapshot, StatusCode> {
-    tokio::task::spawn_blocking(move || source.snapshot())
-        .await
-        .map_err(|_panicked| StatusCode::INTERNAL_SERVER_ERROR)
+async fn take(Shared { source, turn }: Shared) -> Result<Snapshot, StatusCode> {
+    let turn = turn.lock_owned().await;
+    let taken = tokio::task::spawn_blocking(move || {
+        let snapshot = source.snapshot();
+        // Not before, even if nobody waits for it any more.
+        drop(turn);
+        snapshot
+    });
+    taken.await.map_err(|_panicked| StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-async fn snapshot(State(source): State<Arc<dyn Source>>) -> Result<Json<Snapshot>, StatusCode> {
-    take(source).await.map(Json)
+async fn snapshot(State(shared): State<Shared>) -> Result<Json<Snapshot>, StatusCode> {
+    take(shared).await.map(Json)
 }
 
-async fn prometheus(State(source): State<Arc<dyn Source>>) -> Result<Response, StatusCode> {
-    let text = metrics::render(&take(source).await?);
+async fn prometheus(State(shared): State<Shared>) -> Result<Response, StatusCode> {
+    let text = metrics::render(&take(shared).await?);
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
-async fn events(State(source): State<Arc<dyn Source>>) -> Response {
+async fn events(State(Shared { source, .. }): State<Shared>) -> Response {
     ([(header::CONTENT_TYPE, "application/x-ndjson")], source.events()).into_response()
 }
 
-async fn health(State(source): State<Arc<dyn Source>>) -> (StatusCode, Json<Health>) {
+async fn health(State(Shared { source, .. }): State<Shared>) -> (StatusCode, Json<Health>) {
     let health = source.health();
     let status = if health.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(health))
 }
 
-async fn drain(State(source): State<Arc<dyn Source>>) -> StatusCode {
+async fn drain(State(Shared { source, .. }): State<Shared>) -> StatusCode {
     source.drain();
     StatusCode::ACCEPTED
 }

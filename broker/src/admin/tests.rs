@@ -1,7 +1,8 @@
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use hyper::Method;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::client::request;
 use super::*;
@@ -11,10 +12,19 @@ use crate::stats::{HostCounters, Process, Registry};
 #[derive(Default)]
 struct Daemon {
     draining: AtomicBool,
+    /// Snapshots being taken, and the most at once.
+    snapshots: AtomicUsize,
+    snapshots_max: AtomicUsize,
+    /// How long one takes.
+    takes: Duration,
 }
 
 impl Source for Daemon {
     fn snapshot(&self) -> Snapshot {
+        let now = self.snapshots.fetch_add(1, SeqCst) + 1;
+        self.snapshots_max.fetch_max(now, SeqCst);
+        std::thread::sleep(self.takes);
+        self.snapshots.fetch_sub(1, SeqCst);
         let process = Process { now_unix_ms: 1000, uptime_ms: 2500, workers: 2 };
         let host = HostCounters { active_opens: 42, ..HostCounters::default() };
         Snapshot::assemble(process, services(), Err("no kernel programs in this test"), host)
@@ -89,6 +99,66 @@ async fn serves_and_cleans_up() {
     assert!(!path.exists());
     let error = fetch_snapshot(&path).await.unwrap_err().to_string();
     assert!(error.starts_with("no daemon at "), "{error}");
+}
+
+/// A server that runs until the test ends, and a way to it.
+fn server(daemon: Arc<Daemon>, path: PathBuf) -> impl AsyncFn() -> UnixStream {
+    tokio::spawn(serve(bind(&path).unwrap(), daemon, std::future::pending()));
+    async move || UnixStream::connect(&path).await.unwrap()
+}
+
+#[tokio::test]
+async fn who_asks_and_ends_its_side_is_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = Daemon { takes: Duration::from_millis(50), ..Daemon::default() };
+    let connect = server(Arc::new(daemon), folder.path().join("admin.sock"));
+    let mut client = connect().await;
+    client.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with('\n'), "{answer}");
+}
+
+#[tokio::test]
+async fn snapshots_are_taken_one_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("admin.sock");
+    let daemon = Arc::new(Daemon { takes: Duration::from_millis(5), ..Daemon::default() });
+    let connect = server(Arc::clone(&daemon), path.clone());
+    for _ in 0..10 {
+        // Who leaves takes no turn from those who stay.
+        let mut hasty = connect().await;
+        hasty.write_all(b"GET /v1/snapshot HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    }
+    let all = (0..10).map(|_| fetch_snapshot(&path));
+    assert!(futures_util::future::join_all(all).await.iter().all(Result::is_ok));
+    assert_eq!(daemon.snapshots_max.load(SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_request_has_its_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let connect = server(Arc::default(), folder.path().join("admin.sock"));
+    let mut half = Vec::new();
+    for _ in 0..CONNECTIONS_MAX {
+        let mut client = connect().await;
+        client.write_all(b"GET /metrics HT").await.unwrap();
+        half.push(client);
+    }
+    let start = tokio::time::Instant::now();
+    let mut next = connect().await;
+    next.write_all(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    next.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(start.elapsed() >= REQUEST_TIME, "{:?}: not after the others", start.elapsed());
+    for mut client in half {
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await.unwrap();
+        assert!(!rest.starts_with(b"HTTP/1.1 200"));
+    }
+    assert!(start.elapsed() < REQUEST_TIME * 2, "{:?}", start.elapsed());
 }
 
 #[tokio::test]
