@@ -1,6 +1,6 @@
 //! Puts the parts together, runs them, and takes them apart in the right order.
 //!
-//! Start: kernel programs, workers (which listen and warm up), admin socket, and interception of each
+//! Start: admin socket, kernel programs, workers (which listen and warm up), and interception of each
 //! service that is ready for its clients; nobody waits for another service's origins. Stop:
 //! interception first, so that new connections go straight to the origins while those that are
 //! here are served to their end. Once they are, this gateway's index is given back.
@@ -16,8 +16,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
 
 pub use self::descriptors::shortage;
 pub use self::obstacles::{Obstacle, obstacles};
@@ -49,11 +49,35 @@ const WATCH: Duration = Duration::from_millis(500);
 const ADMIN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the daemon until it is told to stop by SIGTERM, SIGINT or the admin socket.
-pub fn run(config: Config) -> anyhow::Result<()> {
-    descriptors::raise();
-    let config = Arc::new(config);
-    let Loaded { datapath, log, no_kernel } = load_datapath(&config)?;
+pub fn run(
+    configure: impl FnOnce() -> anyhow::Result<Config> + Send + 'static,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // First of all: until then a signal ends the process as it is.
+        let mut signals = Signals::listen()?;
+        let (control, admin) = tokio::select! {
+            prepared = prepare(configure) => prepared?,
+            () = signals.stop() => {
+                tracing::info!("told to stop before it has started");
+                return Ok(());
+            }
+        };
+        control.run(admin, signals).await
+    })
+}
+
+/// Everything that comes before the first worker.
+async fn prepare(
+    configure: impl FnOnce() -> anyhow::Result<Config> + Send + 'static,
+) -> anyhow::Result<(Arc<Control>, admin::Listener)> {
+    let config = Arc::new(aside("configure", configure).await??);
+    descriptors::raise();
+    // Before anything is loaded: nobody else may be serving this socket.
+    let admin = admin::bind(&config.admin_socket)?;
+    let for_datapath = Arc::clone(&config);
+    let Loaded { datapath, log, no_kernel } =
+        aside("load", move || load_datapath(&for_datapath)).await??;
     let events = Arc::new(EventLog::open(&config.event_log)?);
     let common = common(&config, &events, &*datapath);
     let origins = Origins::new(&config, &common, &events);
@@ -76,9 +100,50 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         stage: watch::Sender::new(Stage::Run),
     };
     if let Some(log) = log {
-        runtime.spawn(log.forward());
+        tokio::spawn(log.forward());
     }
-    runtime.block_on(Arc::new(control).run())
+    Ok((Arc::new(control), admin))
+}
+
+/// Does what takes a while, such as trying the kernel out, in a thread that the end does not wait for.
+async fn aside<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<T> {
+    let (send, done) = oneshot::channel();
+    std::thread::Builder::new().name(what.to_owned()).spawn(move || send.send(work()).ok())?;
+    done.await.with_context(|| format!("the thread {what:?} has panicked"))
+}
+
+/// What signals tell the daemon.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    /// From now on none of them ends the process.
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits until the daemon is to stop.
+    async fn stop(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hangup.recv() => {
+                    tracing::warn!("SIGHUP: the configuration is read at the start only; restart");
+                }
+            }
+        }
+    }
 }
 
 /// The control thread's state; also what the admin socket asks.
@@ -97,14 +162,12 @@ struct Control {
 }
 
 impl Control {
-    async fn run(self: Arc<Self>) -> anyhow::Result<()> {
+    async fn run(
+        self: Arc<Self>,
+        admin: admin::Listener,
+        mut signals: Signals,
+    ) -> anyhow::Result<()> {
         let config = &self.shared.config;
-        // First of all: nobody else may be serving this socket.
-        let admin = admin::bind(&config.admin_socket)?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hangup = signal(SignalKind::hangup())?;
-
         refuse_taken_addresses(config)?;
         let fleet = fleet::start(&config.gateway, Arc::clone(&self.shared.datapath))?;
         let identity = fleet.status();
@@ -129,18 +192,13 @@ impl Control {
                     tokio::spawn(async move { interception.follow(&control.origins).await })
                 });
             }
-            _ = terminate.recv() => self.drain_now(),
-            _ = interrupt.recv() => self.drain_now(),
+            () = signals.stop() => self.drain_now(),
             () = &mut drain => {}
         }
         while *self.stage.borrow() == Stage::Run {
             tokio::select! {
-                _ = terminate.recv() => self.drain_now(),
-                _ = interrupt.recv() => self.drain_now(),
+                () = signals.stop() => self.drain_now(),
                 () = &mut drain => {}
-                _ = hangup.recv() => {
-                    tracing::warn!("SIGHUP: the configuration is read at the start only; restart");
-                }
                 () = tokio::time::sleep(WATCH) => {
                     if workers.iter().any(Worker::is_finished) {
                         tracing::error!("a worker has died; stopping");
@@ -168,8 +226,7 @@ impl Control {
             () = tokio::time::sleep(config.drain_timeout) => {
                 tracing::warn!("drain_timeout reached; ending the connections that are left");
             }
-            _ = terminate.recv() => tracing::warn!("told to stop again; ending at once"),
-            _ = interrupt.recv() => tracing::warn!("told to stop again; ending at once"),
+            () = signals.stop() => tracing::warn!("told to stop again; ending at once"),
         }
         self.stage.send_replace(Stage::Quit);
         // Not before: what is left was dialled in this gateway's place.

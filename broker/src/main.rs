@@ -111,7 +111,7 @@ fn main() -> ExitCode {
 /// What goes wrong is said behind what was logged before.
 fn command(command: Command, log: &Log) -> ExitCode {
     let done = match command {
-        Command::Run { config } => run(&config).map(|()| true),
+        Command::Run { config } => daemon::run(move || configure(&config)).map(|()| true),
         Command::Check(args) => check::run(&args, &mut std::io::stdout().lock()).map(|()| true),
         Command::Observe(args) => observe(args).map(|()| true),
         Command::Stats(args) => stats(&args).map(|()| true),
@@ -206,12 +206,12 @@ fn init_log(format: LogFormat, filter: EnvFilter) -> std::io::Result<Log> {
     Ok(log)
 }
 
-fn run(path: &Path) -> anyhow::Result<()> {
+fn configure(path: &Path) -> anyhow::Result<Config> {
     let config = file::load(path)?;
     let obstacles = daemon::obstacles(&config).into_iter();
     ConfigError::if_any(path, obstacles.map(|obstacle| obstacle.problem).collect())?;
     log_start(path, &config);
-    daemon::run(config)
+    Ok(config)
 }
 
 /// What an incident's first question needs: which build, and what it was told to do.

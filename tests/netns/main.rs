@@ -34,6 +34,7 @@ mod programs;
 mod refusal;
 mod retries;
 mod sharing;
+mod starting;
 mod steer;
 mod strays;
 mod subsets;
