@@ -129,7 +129,9 @@ async fn run(
         },
         buffers: Buffers::default(),
         stop: Rc::default(),
-        room: Rc::new(Room::new(index, Arc::clone(&shared.datapath))?),
+        room: Rc::new(
+            Room::new(index, Arc::clone(&shared.datapath)).context("a descriptor in reserve")?,
+        ),
     };
     let mut services = Vec::new();
     let mut accepting = Vec::new();
