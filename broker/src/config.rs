@@ -268,6 +268,11 @@ pub enum Refuse {
     Connect,
 }
 
+/// Whether a listener on `wide` is one on all addresses of the kind of `narrow`.
+pub(crate) fn covers(wide: IpAddr, narrow: IpAddr) -> bool {
+    wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
+}
+
 /// TCP keepalive, see `tcp(7)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {

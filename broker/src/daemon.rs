@@ -35,7 +35,7 @@ use crate::datapath::steering::{Carried, Layout};
 use crate::datapath::{Datapath, Inert};
 use crate::events::EventLog;
 use crate::fleet;
-use crate::net;
+use crate::net::{self, Listening};
 use crate::origin::watch::Watch;
 use crate::pool;
 use crate::pool::budget::Budget;
@@ -80,7 +80,8 @@ async fn prepare(
         aside("load", move || load_datapath(&for_datapath)).await??;
     let events = Arc::new(EventLog::open(&config.event_log)?);
     let common = common(&config, &events, &*datapath);
-    let origins = Origins::new(&config, &common, &events);
+    let listening = Arc::new(Listening::configured(&config));
+    let origins = Origins::new(&config, &common, &listening, &events);
     let control = Control {
         shared: Shared {
             registry: Arc::new(Registry::new(&config)),
@@ -89,6 +90,7 @@ async fn prepare(
             common: Arc::clone(&common),
             config: Arc::clone(&config),
             datapath,
+            listening,
         },
         origins,
         events,

@@ -5,6 +5,7 @@
 mod chain;
 pub mod clock;
 pub mod config;
+mod seldom;
 mod sys;
 
 pub use self::chain::chain;

@@ -106,6 +106,13 @@ impl Membership {
         Self(members)
     }
 
+    /// What is left without these; `None` if all are.
+    #[must_use]
+    pub fn without(&self, left_out: impl Fn(&Member) -> bool) -> Option<Self> {
+        let left: Vec<_> = self.0.iter().filter(|member| !left_out(member)).cloned().collect();
+        (left.len() < self.0.len()).then_some(Self(left))
+    }
+
     /// The members, by address.
     #[must_use]
     pub fn members(&self) -> &[Member] {

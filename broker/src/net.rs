@@ -1,5 +1,7 @@
 //! Sockets: a stream that joins the event loop late, listeners, and dialling.
 
+mod listening;
+
 use std::cell::{Cell, OnceCell};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,6 +15,8 @@ use nix::sys::socket::{SockFlag, accept4};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+pub use self::listening::Listening;
 
 use crate::config::Keepalive;
 use crate::datapath::Datapath;
@@ -483,13 +487,16 @@ pub fn refuse_itself(local: SocketAddr, origin: SocketAddr) -> io::Result<()> {
     if local == origin { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
 }
 
-/// Opens a connection to an origin, marked as the broker's own in `datapath`.
+/// Opens a connection to an origin, marked as the broker's own in `datapath`; to none that leads back to
+/// one of our listeners.
 pub async fn dial(
     origin: SocketAddr,
     keepalive: Option<Keepalive>,
     timeout: Duration,
     datapath: &dyn Datapath,
+    listening: &Listening,
 ) -> io::Result<Stream> {
+    listening.refuse(origin)?;
     let socket = own_socket(origin, datapath)?;
     if let Some(keepalive) = keepalive {
         socket.set_tcp_keepalive(

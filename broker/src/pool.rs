@@ -45,6 +45,7 @@ use crate::clock;
 use crate::config::PoolConfig;
 use crate::config::retries::Retries;
 use crate::datapath::Datapath;
+use crate::net::Listening;
 use crate::origin::outlier::Outcome;
 use crate::origin::panic::Eligible;
 use crate::origin::watch::{Recorded, Watch};
@@ -85,6 +86,8 @@ pub enum Use {
 pub struct Environment {
     /// Told of each origin socket before it connects.
     pub datapath: Arc<dyn Datapath>,
+    /// What no origin may lead to.
+    pub listening: Arc<Listening>,
     /// The worker's own generator.
     pub rng: Rc<RefCell<StdRng>>,
     /// The worker.

@@ -29,7 +29,7 @@ use self::service::{Service, Via};
 use crate::buffers::Buffers;
 use crate::config::{self, Config, Steer};
 use crate::datapath::{Datapath, ListenerSet, WorkerListeners, steering};
-use crate::net::{self, Backlog, Listener};
+use crate::net::{self, Backlog, Listener, Listening};
 use crate::origin::Chosen;
 use crate::pool::{self, Environment};
 use crate::session::Stop;
@@ -48,6 +48,8 @@ pub struct Shared {
     pub config: Arc<Config>,
     /// The kernel's side.
     pub datapath: Arc<dyn Datapath>,
+    /// Where this process listens.
+    pub listening: Arc<Listening>,
     /// Where metrics are left.
     pub registry: Arc<Registry>,
     /// What the workers of each service have in common, in the order of the configuration.
@@ -124,6 +126,7 @@ async fn run(
     let common = Common {
         environment: Environment {
             datapath: Arc::clone(&shared.datapath),
+            listening: Arc::clone(&shared.listening),
             rng: Rc::new(RefCell::new(StdRng::try_from_rng(&mut SysRng)?)),
             worker: index,
         },
@@ -138,7 +141,7 @@ async fn run(
     let mut reports = Vec::new();
     for (position, service) in shared.config.services.iter().enumerate() {
         let records = shared.registry.register(position);
-        let bound = Bound::new(service, &shared.config)
+        let bound = Bound::new(service, &shared.config, &shared.listening)
             .with_context(|| format!("service {:?}", service.name))?;
         let built = Rc::new(Service::new(
             service,
@@ -378,7 +381,11 @@ struct Bound {
 }
 
 impl Bound {
-    fn new(service: &config::Service, config: &Config) -> anyhow::Result<Self> {
+    fn new(
+        service: &config::Service,
+        config: &Config,
+        listening: &Listening,
+    ) -> anyhow::Result<Self> {
         let netns = config.intercept_from_netns;
         // An http1 client always speaks first; others may wait for a greeting.
         let speaks_first = matches!(service.protocol, config::Protocol::Http1 { .. });
@@ -398,7 +405,8 @@ impl Bound {
         }
         // Each worker has loopback listeners of its own: the kernel's connect hook chooses the
         // worker, not SO_REUSEPORT.
-        report.relayed = intercepting(service, netns, speaks_first, &mut |socket, via| {
+        let at = |wait_for_bytes| Inner { netns, wait_for_bytes, listening };
+        report.relayed = intercepting(service, &at(speaks_first), &mut |socket, via| {
             listeners.push((Listener::start(socket)?, via));
             Ok(())
         })?;
@@ -406,7 +414,7 @@ impl Bound {
         if service.steer != Steer::Relay {
             // Their connections come through at once, request or not: if the daemon dies, those in
             // the queue are reset, and no client waits for ever.
-            report.steered = intercepting(service, netns, false, &mut |socket, via| {
+            report.steered = intercepting(service, &at(false), &mut |socket, via| {
                 steered.push((Backlog::start(socket)?, via));
                 Ok(())
             })?;
@@ -415,17 +423,24 @@ impl Bound {
     }
 }
 
+/// How listeners for intercepted clients are bound.
+struct Inner<'a> {
+    netns: Option<IpAddr>,
+    wait_for_bytes: bool,
+    listening: &'a Listening,
+}
+
 /// Binds one listener for each kind of intercepted client and hands it to `add`.
 fn intercepting(
     service: &config::Service,
-    netns: Option<IpAddr>,
-    wait_for_bytes: bool,
+    inner: &Inner<'_>,
     add: &mut dyn FnMut(Socket, Via) -> io::Result<()>,
 ) -> anyhow::Result<ListenerSet> {
     let mut set = ListenerSet::default();
     let mut listen = |address: SocketAddr, via| -> io::Result<SocketAddr> {
-        let socket = net::bind(address, false, wait_for_bytes)?;
+        let socket = net::bind(address, false, inner.wait_for_bytes)?;
         let address = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::InvalidData)?;
+        inner.listening.add(address);
         add(socket, via)?;
         Ok(address)
     };
@@ -438,7 +453,7 @@ fn intercepting(
             "no listener on ::1: IPv6 clients reach their origins directly"
         ),
     }
-    if let Some(address) = netns {
+    if let Some(address) = inner.netns {
         let bound = listen(SocketAddr::new(address, 0), Via::OtherNetns)
             .with_context(|| format!("intercept_from_netns: listening on {address}"))?;
         set.netns = Some(bound);

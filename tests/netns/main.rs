@@ -25,6 +25,7 @@ mod idle;
 mod intercept;
 mod kernel;
 mod limits;
+mod loops;
 mod membership;
 mod outliers;
 mod own;

@@ -21,6 +21,7 @@ use crate::fleet;
 use crate::health::{self, Checks};
 use crate::membership::gather::Gather;
 use crate::membership::{self, Feed, Health, Latest, Member, Membership};
+use crate::net::Listening;
 use crate::origin::Chosen;
 use crate::origin::choice::{Choice, Ranking};
 use crate::origin::panic::Eligible;
@@ -76,6 +77,7 @@ struct Followed {
     /// Who is used; `None` while that is waited for.
     chosen: watch::Sender<Option<Arc<[Chosen]>>>,
     common: pool::Common,
+    listening: Arc<Listening>,
     events: Arc<EventLog>,
     taken_up: Arc<Notify>,
     state: Mutex<State>,
@@ -87,15 +89,23 @@ struct State {
     changes: u64,
     listed: Arc<Membership>,
     not_intercepted: usize,
+    /// Members of the last list that lead back to this broker.
+    own_listeners: usize,
 }
 
 impl Origins {
-    pub(super) fn new(config: &Config, common: &[pool::Common], events: &Arc<EventLog>) -> Self {
+    pub(super) fn new(
+        config: &Config,
+        common: &[pool::Common],
+        listening: &Arc<Listening>,
+        events: &Arc<EventLog>,
+    ) -> Self {
         let taken_up = Arc::default();
         let services = config.services.iter().zip(common).enumerate();
         let followed = |(position, (service, common))| {
             let workers = config.workers.get();
-            Arc::new(Followed::new(position, service, workers, common, events, &taken_up))
+            let tell = (events, &taken_up);
+            Arc::new(Followed::new(position, service, workers, common, listening, tell))
         };
         Self { services: services.map(followed).collect(), taken_up }
     }
@@ -267,8 +277,8 @@ impl Followed {
         config: &Service,
         workers: usize,
         common: &pool::Common,
-        events: &Arc<EventLog>,
-        taken_up: &Arc<Notify>,
+        listening: &Arc<Listening>,
+        (events, taken_up): (&Arc<EventLog>, &Arc<Notify>),
     ) -> Self {
         let (feed, latest) = Feed::new();
         let source = match &config.discovery {
@@ -308,6 +318,7 @@ impl Followed {
                 watch: common.watch.clone().filter(|_| config.high_of.is_none()),
                 ..common.clone()
             },
+            listening: Arc::clone(listening),
             events: Arc::clone(events),
             taken_up: Arc::clone(taken_up),
             state: Mutex::new(state),
@@ -406,7 +417,7 @@ impl Followed {
             self.take_up(&members);
             tokio::select! {
                 Some(next) = next(&mut gather) => {
-                    members = next;
+                    members = self.without_own(next).await;
                     // Nobody is sent here for want of whom they would be refused.
                     if members.is_empty() {
                         self.take_up(&members);
@@ -418,6 +429,23 @@ impl Followed {
                 _ = look.tick() => {}
             }
         }
+    }
+
+    /// Without members that would be served by dialling them again, and again.
+    async fn without_own(&self, list: Arc<Membership>) -> Arc<Membership> {
+        let (listening, all) = (Arc::clone(&self.listening), Arc::clone(&list));
+        // The kernel may have to be asked for each.
+        let look = move || all.without(|member| listening.takes(member.address));
+        let others = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+        let own = list.members().len() - others.as_ref().unwrap_or(&list).members().len();
+        if std::mem::replace(&mut lock(&self.state).own_listeners, own) != own && own > 0 {
+            tracing::warn!(
+                service = self.name,
+                members = own,
+                "members that are listeners of this broker are left out: they would loop"
+            );
+        }
+        others.map_or(list, Arc::new)
     }
 
     /// From now on clients of these may come.
@@ -517,12 +545,12 @@ impl Followed {
             source: self.source.to_owned(),
             version: latest.version.clone(),
             left_out: {
-                let State { choice: Choice { draining, in_reserve, .. }, not_intercepted, .. } =
-                    *state;
+                let Choice { draining, in_reserve, .. } = state.choice;
                 let chosen = [
                     ("draining", draining),
                     ("other_priority", in_reserve),
-                    ("not_intercepted", not_intercepted),
+                    ("not_intercepted", state.not_intercepted),
+                    ("own_listener", state.own_listeners),
                 ];
                 let chosen = chosen.map(|(reason, count)| (reason, count as u64));
                 let listed = latest.left_out.iter().map(|(&reason, &count)| (reason, count));

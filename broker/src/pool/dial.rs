@@ -153,6 +153,7 @@ impl Shared {
                 config.keepalive,
                 config.connect_timeout,
                 &*shared.environment.datapath,
+                &shared.environment.listening,
             ));
             let result = if let Ok(result) = tokio::time::timeout(SLOW_DIAL, &mut dial).await {
                 result

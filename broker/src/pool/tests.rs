@@ -118,6 +118,7 @@ impl Rig {
             records,
             Environment {
                 datapath: Arc::new(Inert),
+                listening: Arc::default(),
                 rng: Rc::new(RefCell::new(StdRng::seed_from_u64(1))),
                 worker,
             },

@@ -9,6 +9,7 @@ use crate::config::discovery::Source;
 use crate::config::gateway::{Gateway, Index};
 use crate::config::{Config, Service};
 use crate::datapath::kernel;
+use crate::net::Listening;
 use crate::{chain, fleet, grpc, membership};
 
 /// What the daemon would miss.
@@ -34,10 +35,18 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
     if let Some(ip) = config.intercept_from_netns.filter(|ip| !is_of_this_host(*ip)) {
         all.push(format!("intercept_from_netns: {}", not_of_this_host(ip)));
     }
+    let listening = Listening::configured(config);
     for service in &config.services {
         let mut warn = |text: String| all.push(format!("service {:?}: {text}", service.name));
         for address in service.listen.iter().filter(|address| !is_of_this_host(address.ip())) {
             warn(format!("listen: {}", not_of_this_host(address.ip())));
+        }
+        let own = |origin: &&SocketAddr| listening.takes(**origin);
+        if let Some(origin) = service.origins.iter().find(own) {
+            warn(format!(
+                "origins: {origin} is an address of this host, on which the broker listens; it would \
+                 loop, and is never connected to"
+            ));
         }
         if let Some(error) = source(service) {
             warn(format!("discovery: {error}; clients are refused until there is a list"));

@@ -1,7 +1,7 @@
 //! Rules between services: names, listeners, targets, loops.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use broker_ebpf::abi;
 use ipnet::IpNet;
@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::super::raw;
 use super::check::Checker;
 use super::quoted;
-use crate::config::Service;
+use crate::config::{Service, covers};
 
 /// The kernel's table holds an old and a new set at the same time while one replaces the other.
 const TARGETS_MAX: usize = abi::TARGETS_MAX / 2;
@@ -102,12 +102,9 @@ fn clash(a: SocketAddr, b: SocketAddr) -> bool {
     a.ip() == b.ip() || covers(a.ip(), b.ip()) || covers(b.ip(), a.ip())
 }
 
-fn covers(wide: IpAddr, narrow: IpAddr) -> bool {
-    wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
-}
-
 /// Whether a connection to `origin` surely ends at our listener. A wildcard listener also has the
-/// host's other addresses, but those are not known here.
+/// host's other addresses, but those are not known here: `broker check` warns of them, and the daemon
+/// does not dial them.
 fn reaches(origin: SocketAddr, listen: SocketAddr) -> bool {
     origin.ip() == listen.ip() || (origin.ip().is_loopback() && covers(listen.ip(), origin.ip()))
 }
