@@ -4,15 +4,20 @@
 //! rename it, and Kubernetes swaps a symbolic link beside it. Where nothing tells of changes (a
 //! link that leads elsewhere, a network file system), a look now and then finds them.
 
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use notify::{RecursiveMode, Watcher as _};
-use std::sync::Arc;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::{Feed, Membership, Source, document};
+use crate::clock;
 
 /// How often the file is looked at though nothing told of a change.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -39,8 +44,37 @@ impl Source for File {
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
             let changed = Arc::new(Notify::new());
-            let tell = Arc::clone(&changed);
-            let directory = match self.path.parent() {
+            let mut reader = match Reader::start(self.path.clone(), feed.clone(), &changed) {
+                Ok(reader) => reader,
+                Err(error) => return feed.lost(format_args!("a thread to read with: {error}")),
+            };
+            while !feed.is_closed() {
+                while tokio::time::timeout(LOOK_EVERY, reader.look()).await.is_err() {
+                    let path = self.path.display();
+                    feed.lost(format_args!("{path}: its file system does not answer"));
+                }
+                tokio::time::timeout(LOOK_EVERY, changed.notified()).await.ok();
+            }
+        })
+    }
+}
+
+/// Looks at the file, in a thread of its own: a network file system may take its time, or never answer,
+/// and nobody else may wait for that. That includes the end of the daemon, which is why it is none of the
+/// runtime's threads.
+struct Reader {
+    looks: mpsc::Sender<oneshot::Sender<()>>,
+    /// Completes when the look that is under way has ended.
+    looking: Option<oneshot::Receiver<()>>,
+}
+
+impl Reader {
+    /// Starts the thread, which ends after the look in which the reader is dropped. Tells of each change.
+    fn start(path: PathBuf, feed: Feed, changed: &Arc<Notify>) -> io::Result<Self> {
+        let (looks, asked) = mpsc::channel::<oneshot::Sender<()>>();
+        let tell = Arc::clone(changed);
+        let look = move || {
+            let directory = match path.parent() {
                 Some(parent) if parent != Path::new("") => parent.to_owned(),
                 _ => PathBuf::from("."),
             };
@@ -53,15 +87,30 @@ impl Source for File {
                 });
             let mut follows = false;
             let mut seen = None;
-            while !feed.is_closed() {
+            for done in asked {
                 if !follows && let Ok(watcher) = &mut watcher {
                     // The directory may come later.
                     follows = watcher.watch(&directory, RecursiveMode::NonRecursive).is_ok();
                 }
-                look(&self.path, &mut seen, &feed);
-                tokio::time::timeout(LOOK_EVERY, changed.notified()).await.ok();
+                look(&path, &mut seen, &feed);
+                done.send(()).ok();
             }
-        })
+        };
+        thread::Builder::new().name("origins-file".into()).spawn(look)?;
+        Ok(Self { looks, looking: None })
+    }
+
+    /// Waits for the look that is under way, or for a new one. Dropping the future drops only the waiting.
+    async fn look(&mut self) {
+        let looks = &self.looks;
+        let looking = self.looking.get_or_insert_with(|| {
+            let (done, looking) = oneshot::channel();
+            // An error means that the thread is gone, and is seen below.
+            looks.send(done).ok();
+            looking
+        });
+        looking.await.ok();
+        self.looking = None;
     }
 }
 
@@ -73,6 +122,7 @@ pub fn load(path: &Path) -> Result<Membership, String> {
 
 /// Reads the file, if its content is not the one `seen`.
 fn look(path: &Path, seen: &mut Option<Vec<u8>>, feed: &Feed) {
+    let since = clock::now();
     let content = match read(path) {
         Ok(content) => content,
         Err(error) => {
@@ -80,7 +130,9 @@ fn look(path: &Path, seen: &mut Option<Vec<u8>>, feed: &Feed) {
             return feed.lost(format_args!("{}: {error}", path.display()));
         }
     };
-    if seen.as_ref() == Some(&content) {
+    // After so long it was said that the file cannot be had, so that the same content is news.
+    let slow = clock::now().saturating_duration_since(since) >= LOOK_EVERY;
+    if seen.as_ref() == Some(&content) && !slow {
         return;
     }
     match parse(path, &content) {
@@ -90,13 +142,21 @@ fn look(path: &Path, seen: &mut Option<Vec<u8>>, feed: &Feed) {
     *seen = Some(content);
 }
 
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let size = std::fs::metadata(path)?.len();
-    if size > FILE_BYTES_MAX {
-        let rule = format!("{size} bytes; at most {FILE_BYTES_MAX} are read");
-        return Err(std::io::Error::other(rule));
+/// Reads a regular file: pipes and devices may have no end, or nothing for as long as nobody writes.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    // A pipe is opened without waiting for somebody at its other end.
+    let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("is no regular file"));
     }
-    std::fs::read(path)
+    // It may grow meanwhile, and some file systems do not know the length.
+    let mut content = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("more than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(content)
 }
 
 fn parse(path: &Path, content: &[u8]) -> Result<Membership, String> {
@@ -174,5 +234,34 @@ mod tests {
         std::fs::write(&path, "origins = [\"10.0.0.1:80\"]").unwrap();
         wait(&mut latest, |l| l.error.is_none()).await;
         source.abort();
+    }
+
+    #[tokio::test]
+    async fn what_has_no_end_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for path in [fifo.as_path(), Path::new("/dev/zero"), directory.path()] {
+            let (feed, mut latest) = Feed::new();
+            let source = tokio::spawn(Box::new(File::new(path.to_owned())).watch(feed));
+            let told = wait(&mut latest, |l| l.error.is_some()).await;
+            assert!(told.error.unwrap().ends_with("is no regular file"), "{}", path.display());
+            source.abort();
+        }
+        let large = directory.path().join("large");
+        std::fs::File::create(&large).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        assert!(load(&large).is_err_and(|e| e.contains("more than")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_a_file_system_that_does_not_answer() {
+        let (looks, asked) = mpsc::channel();
+        let mut reader = Reader { looks, looking: None };
+        assert!(tokio::time::timeout(LOOK_EVERY, reader.look()).await.is_err());
+        assert!(tokio::time::timeout(LOOK_EVERY, reader.look()).await.is_err());
+        let done: oneshot::Sender<()> = asked.try_recv().unwrap();
+        assert!(asked.try_recv().is_err(), "one look at a time");
+        done.send(()).unwrap();
+        reader.look().await;
     }
 }
