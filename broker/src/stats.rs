@@ -189,6 +189,9 @@ pub struct OriginMetrics {
     pub retried: Counter,
     /// Responses with a status of 500 or above, whether they were passed on or not.
     pub responses_5xx: Counter,
+    /// Responses that the kernel carried in groups that it no longer counts in, by the first digit of
+    /// their status.
+    pub steered_status: [Counter; 8],
 }
 
 impl OriginMetrics {

@@ -12,9 +12,6 @@ use crate::stats::{
 /// Of the text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Value of the label `origin` for the sum over those that were forgotten.
-const FORGOTTEN: &str = "forgotten";
-
 /// Renders every metric.
 #[must_use]
 pub fn render(snapshot: &Snapshot) -> String {
@@ -277,75 +274,80 @@ fn members(text: &mut Text, services: &[ServiceSnapshot]) {
     }
 }
 
+/// Series of an origin end when it is forgotten. What it has counted stays in those of its service, and
+/// is in no other series of the same family, where it would look as if it had happened just then.
 fn origins(text: &mut Text, services: &[ServiceSnapshot]) {
-    type Value = fn(&OriginTotals) -> u64;
-
-    let totals: Vec<(&str, String, OriginTotals)> = services
+    let of_services: Vec<_> =
+        services.iter().map(|s| (vec![("service", s.name.clone())], s.totals())).collect();
+    totals(text, "broker_service", &of_services);
+    let of_origins: Vec<_> = services
         .iter()
-        .flat_map(|service| {
-            let listed = service.origins.iter().map(|o| (o.address.to_string(), o.totals()));
-            let forgotten = (service.forgotten != OriginTotals::default())
-                .then(|| (FORGOTTEN.to_owned(), service.forgotten.clone()));
-            listed.chain(forgotten).map(|(origin, totals)| (&*service.name, origin, totals))
+        .flat_map(|s| s.origins.iter().map(move |o| (s, o)))
+        .map(|(s, o)| {
+            let labels = vec![("service", s.name.clone()), ("origin", o.address.to_string())];
+            (labels, o.totals())
         })
         .collect();
+    totals(text, "broker_origin", &of_origins);
+    origin_gauges(text, services);
+}
+
+/// The growing numbers of origins, or of all that a service has had.
+fn totals(text: &mut Text, prefix: &str, of: &[(Vec<(&str, String)>, OriginTotals)]) {
+    type Value = fn(&OriginTotals) -> u64;
+
     let plain: [(&str, &str, Value); 5] = [
-        ("broker_origin_connections_created_total", "Handshakes paid.", |o| o.created),
+        ("connections_created", "Handshakes paid.", |o| o.created),
         (
-            "broker_origin_connections_reused_total",
+            "connections_reused",
             "Exchanges served by a socket that was idle before: handshakes saved.",
             |o| o.reused,
         ),
-        ("broker_origin_connections_returned_total", "Leases that went back to the pool.", |o| {
-            o.returned
-        }),
+        ("connections_returned", "Leases that went back to the pool.", |o| o.returned),
+        ("retries", "Requests repeated because a reused socket was dead.", |o| o.retried),
         (
-            "broker_origin_retries_total",
-            "Requests repeated because a reused socket was dead.",
-            |o| o.retried,
-        ),
-        (
-            "broker_origin_responses_5xx_total",
+            "responses_5xx",
             "Responses with a status of 500 or above, whether they were passed on or not.",
             |o| o.responses_5xx,
         ),
     ];
     for (name, help, value) in plain {
-        text.family(name, "counter", help);
-        for (service, origin, o) in &totals {
-            text.sample(name, &[("service", service), ("origin", origin)], value(o));
+        let name = format!("{prefix}_{name}_total");
+        text.family(&name, "counter", help);
+        for (labels, totals) in of {
+            text.sample(&name, &with(labels, None), value(totals));
         }
     }
-    let name = "broker_origin_connections_evicted_total";
-    text.family(name, "counter", "Sockets that the pool let go.");
-    for (service, origin, o) in &totals {
-        for (reason, count) in &o.evicted {
-            let labels = [("service", *service), ("origin", origin), ("reason", reason)];
-            text.sample(name, &labels, count);
+    let name = format!("{prefix}_connections_evicted_total");
+    text.family(&name, "counter", "Sockets that the pool let go.");
+    for (labels, totals) in of {
+        for (reason, count) in &totals.evicted {
+            text.sample(&name, &with(labels, Some(("reason", reason))), count);
         }
     }
-    let name = "broker_origin_dial_failures_total";
-    text.family(name, "counter", "Handshakes that failed.");
-    for (service, origin, o) in &totals {
+    let name = format!("{prefix}_dial_failures_total");
+    text.family(&name, "counter", "Handshakes that failed.");
+    for (labels, o) in of {
         for (reason, count) in
             [("refused", o.dial_refused), ("timed_out", o.dial_timed_out), ("other", o.dial_failed)]
         {
-            let labels = [("service", *service), ("origin", origin), ("reason", reason)];
-            text.sample(name, &labels, count);
+            text.sample(&name, &with(labels, Some(("reason", reason))), count);
         }
     }
-    let name = "broker_origin_steered_responses_total";
-    text.family(name, "counter", "Responses that the kernel carried, by class of their status.");
-    for service in services {
-        for origin in &service.origins {
-            let address = origin.address.to_string();
-            for (class, count) in &origin.steered.status {
-                let labels = [("service", &*service.name), ("origin", &address), ("class", class)];
-                text.sample(name, &labels, count);
-            }
+    let name = format!("{prefix}_steered_responses_total");
+    text.family(&name, "counter", "Responses that the kernel carried, by class of their status.");
+    for (labels, totals) in of {
+        for (class, count) in &totals.steered_status {
+            text.sample(&name, &with(labels, Some(("class", class))), count);
         }
     }
-    origin_gauges(text, services);
+}
+
+fn with<'a>(
+    labels: &'a [(&'a str, String)],
+    more: Option<(&'a str, &'a str)>,
+) -> Vec<(&'a str, &'a str)> {
+    labels.iter().map(|(label, value)| (*label, &**value)).chain(more).collect()
 }
 
 fn origin_gauges(text: &mut Text, services: &[ServiceSnapshot]) {

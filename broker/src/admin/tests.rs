@@ -57,6 +57,9 @@ fn services() -> Vec<crate::stats::ServiceSnapshot> {
     origin.reused.add(99);
     origin.evict(crate::stats::EvictReason::IdleTtl);
     origin.handshake_us.record(100);
+    let gone = ([10, 0, 0, 2], 80).into();
+    worker.origin(gone).reused.inc();
+    worker.forget(gone);
     let mut services = registry.services(&crate::datapath::steering::Carried::default());
     services[0].cgroups.insert("/system.slice/php.service".to_owned(), false);
     services
@@ -203,6 +206,7 @@ fn exposition() {
         "broker_uptime_seconds 2.5",
         "broker_refusals_total{service=\"web\",reason=\"queue_overflow\"} 1",
         "broker_origin_connections_reused_total{service=\"web\",origin=\"10.0.0.1:80\"} 99",
+        "broker_service_connections_reused_total{service=\"web\"} 100",
         "broker_origin_connections_evicted_total{service=\"web\",origin=\"10.0.0.1:80\",reason=\"idle_ttl\"} 1",
         "broker_origin_handshake_seconds{service=\"web\",origin=\"10.0.0.1:80\",quantile=\"0.5\"} 0.000128",
         "broker_cgroup_present{service=\"web\",cgroup=\"/system.slice/php.service\"} 0",
@@ -212,6 +216,8 @@ fn exposition() {
     ] {
         assert!(text.lines().any(|l| l == line), "no {line:?} in\n{text}");
     }
+    // It would grow by all that the one that has left had counted long ago.
+    assert!(!text.contains("forgotten"), "{text}");
     let mut family = "";
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {

@@ -180,6 +180,7 @@ fn totals(now: &OriginTotals, before: &OriginTotals) -> OriginTotals {
         dial_failed: now.dial_failed.saturating_sub(before.dial_failed),
         retried: now.retried.saturating_sub(before.retried),
         responses_5xx: now.responses_5xx.saturating_sub(before.responses_5xx),
+        steered_status: named(&now.steered_status, &before.steered_status),
     }
 }
 

@@ -29,6 +29,7 @@ struct Registered {
     /// touched them yet.
     origins: Vec<SocketAddr>,
     workers: Mutex<Vec<Arc<ServiceRecords>>>,
+    left: Arc<Mutex<Left>>,
 }
 
 /// The metrics of one service in one worker.
@@ -37,6 +38,7 @@ pub struct ServiceRecords {
     /// The service's own.
     pub metrics: Arc<ServiceMetrics>,
     origins: Mutex<Origins>,
+    left: Arc<Mutex<Left>>,
 }
 
 #[derive(Debug, Default)]
@@ -44,21 +46,60 @@ struct Origins {
     live: BTreeMap<SocketAddr, Arc<OriginMetrics>>,
     /// Forgotten, but sockets that are still open hold on to them and may count.
     leaving: Vec<(SocketAddr, Arc<OriginMetrics>)>,
-    /// Forgotten for good.
+}
+
+/// What was counted by workers that have forgotten an origin; of one service.
+///
+/// Each worker does so at its own time. As long as any of them counts on, the origin keeps what it had:
+/// else its numbers would go back, step by step.
+#[derive(Debug, Default)]
+struct Left {
+    /// Origins that somebody still counts for.
+    origins: HashMap<SocketAddr, Leaving>,
+    /// The sum over the others.
     forgotten: OriginTotals,
+}
+
+#[derive(Debug, Default)]
+struct Leaving {
+    /// How many metrics there are.
+    counting: usize,
+    /// What those that are gone had counted.
+    counted: OriginTotals,
+}
+
+impl Left {
+    fn forget(&mut self, address: SocketAddr, metrics: &OriginMetrics) {
+        let Some(leaving) = self.origins.get_mut(&address) else { return };
+        leaving.counted.add(metrics);
+        leaving.counting -= 1;
+        if leaving.counting == 0
+            && let Some(last) = self.origins.remove(&address)
+        {
+            self.forgotten.merge(&last.counted);
+        }
+    }
 }
 
 impl ServiceRecords {
     /// The metrics of an origin, made when it appears for the first time. Keep the `Arc`.
     #[must_use]
     pub fn origin(&self, address: SocketAddr) -> Arc<OriginMetrics> {
-        Arc::clone(lock(&self.origins).live.entry(address).or_default())
+        let mut origins = lock(&self.origins);
+        let metrics = origins.live.entry(address).or_insert_with(|| {
+            lock(&self.left).origins.entry(address).or_default().counting += 1;
+            Arc::default()
+        });
+        Arc::clone(metrics)
     }
 
     /// Keeps what the kernel has carried to an origin that leaves.
     pub fn keep_carried(&self, origin: &OriginMetrics, carried: &SteeredOrigin) {
         origin.reused.add(carried.reused);
         origin.returned.add(carried.completed);
+        for (kept, carried) in origin.steered_status.iter().zip(carried.status) {
+            kept.add(carried);
+        }
         self.metrics.exchanges.add(carried.completed);
         self.metrics.steered.add(carried.completed);
         self.metrics.request_bytes.add(carried.request_bytes);
@@ -71,18 +112,17 @@ impl ServiceRecords {
         if let Some(metrics) = origins.live.remove(&address) {
             origins.leaving.push((address, metrics));
         }
-        origins.settle();
+        origins.settle(&self.left);
     }
 }
 
 impl Origins {
     /// Folds those that nobody can count on any more.
-    fn settle(&mut self) {
-        let forgotten = &mut self.forgotten;
-        self.leaving.retain(|(_, metrics)| {
+    fn settle(&mut self, left: &Mutex<Left>) {
+        self.leaving.retain(|(address, metrics)| {
             let held = Arc::strong_count(metrics) > 1;
             if !held {
-                forgotten.add(metrics);
+                lock(left).forget(*address, metrics);
             }
             held
         });
@@ -106,6 +146,7 @@ impl Registry {
                 Some(_) => Vec::new(),
             },
             workers: Mutex::default(),
+            left: Arc::default(),
         });
         Self { services: services.collect() }
     }
@@ -116,7 +157,8 @@ impl Registry {
     /// If `service` is not a position in the configuration.
     #[must_use]
     pub fn register(&self, service: usize) -> Arc<ServiceRecords> {
-        let records = Arc::<ServiceRecords>::default();
+        let left = Arc::clone(&self.services[service].left);
+        let records = Arc::new(ServiceRecords { left, ..ServiceRecords::default() });
         lock(&self.services[service].workers).push(Arc::clone(&records));
         records
     }
@@ -154,19 +196,20 @@ impl Registry {
 impl Registered {
     fn snapshot(&self, carried: &[SteeredOrigin]) -> ServiceSnapshot {
         let workers = lock(&self.workers).clone();
-        let mut forgotten = OriginTotals::default();
         let mut by_address: BTreeMap<SocketAddr, Vec<Arc<OriginMetrics>>> = BTreeMap::new();
         for worker in &workers {
             let mut origins = lock(&worker.origins);
-            origins.settle();
-            forgotten.merge(&origins.forgotten);
+            origins.settle(&self.left);
             let leaving = origins.leaving.iter().map(|(address, metrics)| (address, metrics));
             for (address, metrics) in origins.live.iter().chain(leaving) {
                 by_address.entry(*address).or_default().push(Arc::clone(metrics));
             }
         }
+        // Nothing that was seen above is forgotten meanwhile: it is held here.
+        let left = lock(&self.left);
         let sum = |address: SocketAddr, metrics: Vec<Arc<OriginMetrics>>| {
-            let mut origin = OriginSnapshot::sum(address, metrics.iter().map(Arc::as_ref));
+            let before = left.origins.get(&address).map(|leaving| &leaving.counted);
+            let mut origin = OriginSnapshot::sum(address, before, metrics.iter().map(Arc::as_ref));
             let groups = metrics.iter().filter_map(|m| carried.get(m.group()?));
             let carried = groups.fold(SteeredOrigin::default(), SteeredOrigin::plus);
             origin.add_steered(&carried);
@@ -208,7 +251,7 @@ impl Registered {
             outliers: None,
             membership: None,
             origins: Vec::new(),
-            forgotten,
+            forgotten: left.forgotten.clone(),
         };
         for (origin, carried) in origins {
             service.add_steered(&carried);
@@ -275,5 +318,35 @@ mod tests {
         assert_eq!(service.totals().evicted["origin_removed"], 1);
         worker.origin(address(1)).created.inc();
         assert_eq!(registry.services(&Carried::default())[0].totals().created, 8);
+    }
+
+    #[test]
+    fn an_origin_keeps_its_counts_until_the_last_worker_has_forgotten_it() {
+        let registry = registry();
+        let workers = [registry.register(0), registry.register(0), registry.register(0)];
+        for worker in &workers {
+            worker.origin(address(1)).reused.add(24);
+            // What the kernel has carried in a group that it has given up.
+            let carried =
+                SteeredOrigin { reused: 1, status: [0, 0, 1, 0, 0, 0, 0, 0], ..Default::default() };
+            worker.keep_carried(&worker.origin(address(1)), &carried);
+        }
+        let shown = || {
+            let service = registry.services(&Carried::default()).remove(0);
+            let origin = service.origins.iter().find(|o| o.address == address(1));
+            (origin.map(|o| o.reused), service.forgotten.reused)
+        };
+        assert_eq!(shown(), (Some(75), 0));
+        workers[0].forget(address(1));
+        assert_eq!(shown(), (Some(75), 0));
+        workers[1].forget(address(1));
+        // It comes back to one of them before all have forgotten it.
+        workers[0].origin(address(1)).reused.inc();
+        workers[2].forget(address(1));
+        assert_eq!(shown(), (Some(76), 0));
+        workers[0].forget(address(1));
+        assert_eq!(shown(), (None, 76));
+        let totals = registry.services(&Carried::default())[0].totals();
+        assert_eq!(totals.steered_status["2xx"], 3);
     }
 }

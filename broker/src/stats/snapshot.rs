@@ -12,7 +12,7 @@ use broker_ebpf::abi::Path;
 use serde::{Deserialize, Serialize};
 
 use super::histogram::quantile;
-use super::{EvictReason, OriginMetrics};
+use super::{Counter, EvictReason, OriginMetrics};
 use crate::datapath::steering::SteeredOrigin;
 use crate::datapath::{ConnectionCounters, Endpoint, KernelCounters};
 use crate::fleet;
@@ -356,12 +356,11 @@ pub struct SteeredSnapshot {
 
 impl SteeredSnapshot {
     fn new(origin: &SteeredOrigin) -> Self {
-        let classes = origin.status.iter().enumerate().filter(|(_, n)| **n > 0);
         Self {
             exchanges: origin.completed,
             taken_over: origin.taken_over,
             clients_gone: origin.clients_gone,
-            status: classes.map(|(class, n)| (format!("{class}xx"), *n)).collect(),
+            status: by_class(&origin.status),
             latency_p50_us: quantile(&origin.latency_us, 0.5),
             latency_p99_us: quantile(&origin.latency_us, 0.99),
         }
@@ -406,6 +405,9 @@ pub struct OriginTotals {
     pub retried: u64,
     /// See [`OriginMetrics`].
     pub responses_5xx: u64,
+    /// Responses that the kernel carried, by class of their status; see [`SteeredSnapshot::status`].
+    #[serde(default)]
+    pub steered_status: BTreeMap<String, u64>,
 }
 
 impl OriginTotals {
@@ -424,6 +426,8 @@ impl OriginTotals {
         self.dial_failed += metrics.dial_failed.get();
         self.retried += metrics.retried.get();
         self.responses_5xx += metrics.responses_5xx.get();
+        let steered = metrics.steered_status.each_ref().map(Counter::get);
+        add_named(&mut self.steered_status, &by_class(&steered));
     }
 
     /// Adds other totals.
@@ -431,25 +435,37 @@ impl OriginTotals {
         self.created += other.created;
         self.reused += other.reused;
         self.returned += other.returned;
-        for (reason, count) in &other.evicted {
-            *self.evicted.entry(reason.clone()).or_default() += count;
-        }
+        add_named(&mut self.evicted, &other.evicted);
         self.dial_refused += other.dial_refused;
         self.dial_timed_out += other.dial_timed_out;
         self.dial_failed += other.dial_failed;
         self.retried += other.retried;
         self.responses_5xx += other.responses_5xx;
+        add_named(&mut self.steered_status, &other.steered_status);
     }
 }
 
+fn add_named(to: &mut BTreeMap<String, u64>, more: &BTreeMap<String, u64>) {
+    for (name, count) in more {
+        *to.entry(name.clone()).or_default() += count;
+    }
+}
+
+/// Counts by the first digit of a status, by name; zero counts are left out.
+fn by_class(status: &[u64]) -> BTreeMap<String, u64> {
+    let classes = status.iter().enumerate().filter(|(_, n)| **n > 0);
+    classes.map(|(class, n)| (format!("{class}xx"), *n)).collect()
+}
+
 impl OriginSnapshot {
-    /// One origin, summed over what each worker has counted for it.
+    /// One origin, summed over what each worker counts for it, and what others have counted `before`.
     #[must_use]
     pub fn sum<'a>(
         address: SocketAddr,
+        before: Option<&OriginTotals>,
         workers: impl IntoIterator<Item = &'a OriginMetrics>,
     ) -> Self {
-        let mut totals = OriginTotals::default();
+        let mut totals = before.cloned().unwrap_or_default();
         let [mut idle, mut active, mut dialling] = [0; 3];
         let mut handshake_us = Vec::new();
         for metrics in workers {
@@ -477,7 +493,10 @@ impl OriginSnapshot {
             dial_failed: totals.dial_failed,
             retried: totals.retried,
             responses_5xx: totals.responses_5xx,
-            steered: SteeredSnapshot::default(),
+            steered: SteeredSnapshot {
+                status: totals.steered_status,
+                ..SteeredSnapshot::default()
+            },
             path: None,
         }
     }
@@ -486,7 +505,8 @@ impl OriginSnapshot {
     pub(super) fn add_steered(&mut self, carried: &SteeredOrigin) {
         self.reused += carried.reused;
         self.returned += carried.completed;
-        self.steered = SteeredSnapshot::new(carried);
+        let before = std::mem::replace(&mut self.steered, SteeredSnapshot::new(carried)).status;
+        add_named(&mut self.steered.status, &before);
     }
 
     /// The growing numbers.
@@ -502,6 +522,7 @@ impl OriginSnapshot {
             dial_failed: self.dial_failed,
             retried: self.retried,
             responses_5xx: self.responses_5xx,
+            steered_status: self.steered.status.clone(),
         }
     }
 }
@@ -735,7 +756,7 @@ mod tests {
         b.created.add(3);
         b.evict(EvictReason::IdleTtl);
         a.handshake_us.record(100);
-        let sum = OriginSnapshot::sum(SocketAddr::from(([10, 0, 0, 1], 80)), [&a, &b]);
+        let sum = OriginSnapshot::sum(SocketAddr::from(([10, 0, 0, 1], 80)), None, [&a, &b]);
         assert_eq!((sum.created, sum.handshake_p50_us), (5, 128));
         assert_eq!(sum.evicted, BTreeMap::from([("idle_ttl".to_owned(), 1)]));
     }
