@@ -321,6 +321,7 @@ impl admin::Source for Control {
             }
         }
         let mut snapshot = Snapshot::assemble(process, services, kernel, host);
+        snapshot.events_lost = self.events.lost.get();
         snapshot.gateway = self.identity.get().map(|status| (&*status.borrow()).into());
         snapshot
     }

@@ -5,15 +5,18 @@
 //! writes them, and what it cannot keep up with is counted and dropped.
 
 use std::collections::VecDeque;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use serde::Serialize;
 
+use crate::seldom::Seldom;
 use crate::stats::Counter;
 
 /// How many of the last lines are kept for whoever asks the admin socket.
@@ -39,8 +42,62 @@ pub enum Target {
 pub struct EventLog {
     writer: Option<SyncSender<String>>,
     recent: Mutex<VecDeque<String>>,
-    /// Lines that could not be written.
-    pub lost: Counter,
+    /// Lines that could not be written, or not as a whole.
+    pub lost: Arc<Counter>,
+}
+
+/// Where lines go, each of them whole or with an end of its own.
+#[derive(Debug)]
+struct Out {
+    file: File,
+    /// Where the file was opened, if it was.
+    path: Option<PathBuf>,
+    /// Whether a line was begun and not ended.
+    torn: bool,
+}
+
+impl Out {
+    fn stdout() -> io::Result<Self> {
+        let file = io::stdout().as_fd().try_clone_to_owned()?.into();
+        Ok(Self { file, path: None, torn: false })
+    }
+
+    fn file(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        Ok(Self { file, path: Some(path.to_owned()), torn: false })
+    }
+
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        self.reopen_if_replaced()?;
+        let begin = if self.torn { "\n" } else { "" };
+        let text = format!("{begin}{line}\n");
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            match self.file.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                // A full disk takes a part of a line.
+                Ok(written) => {
+                    self.torn = rest[written - 1] != b'\n';
+                    rest = &rest[written..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows the path when the file was renamed or removed, as by logrotate.
+    fn reopen_if_replaced(&mut self) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let identity = |file: &Metadata| (file.dev(), file.ino());
+        let ours = identity(&self.file.metadata()?);
+        if std::fs::metadata(path).is_ok_and(|there| identity(&there) == ours) {
+            return Ok(());
+        }
+        *self = Self::file(path)?;
+        Ok(())
+    }
 }
 
 /// What happened to a service as a whole.
@@ -107,24 +164,29 @@ pub enum What<'a> {
 impl EventLog {
     /// Opens the target.
     pub fn open(target: &Target) -> anyhow::Result<Self> {
-        let mut out: Box<dyn Write + Send> = match target {
+        let mut out = match target {
             Target::Memory => return Ok(Self::default()),
-            Target::Stdout => Box::new(io::stdout()),
+            Target::Stdout => Out::stdout()?,
             Target::File(path) => {
-                let file = OpenOptions::new().append(true).create(true).open(path);
-                Box::new(file.with_context(|| format!("event_log: {}", path.display()))?)
+                Out::file(path).with_context(|| format!("event_log: {}", path.display()))?
             }
         };
         let (writer, lines) = sync_channel::<String>(QUEUE_MAX);
+        let log = Self { writer: Some(writer), ..Self::default() };
+        let lost = Arc::clone(&log.lost);
         std::thread::Builder::new().name("events".into()).spawn(move || {
+            let told = Seldom::default();
             // Ends when the log is dropped.
             for line in lines {
-                if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
-                    tracing::warn!(%error, "writing the event log");
+                if let Err(error) = out.write(&line) {
+                    lost.inc();
+                    if told.is_time() {
+                        tracing::warn!(%error, lost = lost.get(), "writing the event log");
+                    }
                 }
             }
         })?;
-        Ok(Self { writer: Some(writer), ..Self::default() })
+        Ok(log)
     }
 
     /// Adds an event.
@@ -179,5 +241,53 @@ mod tests {
         assert_eq!(recent.lines().count(), RECENT_MAX);
         assert!(recent.starts_with(r#"{"time_unix_ms":1,"#));
         assert_eq!(log.lost.get(), 0);
+    }
+
+    #[test]
+    fn a_torn_line_ends_before_the_next_one() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let flags = nix::fcntl::OFlag::O_NONBLOCK;
+        nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_SETFL(flags)).unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let mut out = Out { file, path: None, torn: false };
+        // More than a pipe takes.
+        let long = "a".repeat(1 << 20);
+        out.write(&long).unwrap_err();
+        out.write("lost").unwrap_err();
+        let mut part = vec![0; long.len()];
+        let size = io::Read::read(&mut reader, &mut part).unwrap();
+        assert!(size > 0 && part[..size].iter().all(|&byte| byte == b'a'));
+        out.write("1").unwrap();
+        out.write("2").unwrap();
+        drop(out);
+        let mut rest = String::new();
+        io::Read::read_to_string(&mut reader, &mut rest).unwrap();
+        assert_eq!(rest, "\n1\n2\n");
+    }
+
+    #[test]
+    fn what_a_full_disk_does_not_take_is_lost_and_counted() {
+        let log = EventLog::open(&Target::File("/dev/full".into())).unwrap();
+        log.write(&1);
+        while log.lost.get() == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(log.recent(), "1\n");
+    }
+
+    #[test]
+    fn a_rotated_file_is_left_for_a_new_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("events.jsonl");
+        let rotated = directory.path().join("events.jsonl.1");
+        let mut out = Out::file(&path).unwrap();
+        out.write("1").unwrap();
+        std::fs::rename(&path, &rotated).unwrap();
+        out.write("2").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        out.write("3").unwrap();
+        out.write("4").unwrap();
+        assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "1\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "3\n4\n");
     }
 }

@@ -64,6 +64,12 @@ fn process(text: &mut Text, snapshot: &Snapshot) {
     let uptime = snapshot.uptime_ms as f64 / 1e3;
     text.single("broker_uptime_seconds", "gauge", "Time since the daemon started.", uptime);
     text.single("broker_workers", "gauge", "Event loops.", snapshot.workers);
+    text.single(
+        "broker_events_lost_total",
+        "counter",
+        "Lines of the event log that could not be written.",
+        snapshot.events_lost,
+    );
     let Some(gateway) = &snapshot.gateway else { return };
     if let Some(index) = gateway.index {
         text.single("broker_gateway_index", "gauge", "This gateway's index in its fleet.", index);

@@ -91,6 +91,14 @@ fn head(view: View<'_>, style: Style) -> String {
             ));
         }
     }
+    if now.events_lost > 0 {
+        let lost = plural(now.events_lost, "line");
+        text.push('\n');
+        text.push_str(&style.paint(
+            Paint::Warn,
+            &format!("the event log has lost {lost}; the daemon's log says why"),
+        ));
+    }
     text
 }
 

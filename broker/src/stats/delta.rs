@@ -32,6 +32,7 @@ impl Snapshot {
         if self.restarted_since(before) {
             return delta;
         }
+        delta.events_lost = self.events_lost.saturating_sub(before.events_lost);
         let (d, b) = (&mut delta.datapath, &before.datapath);
         for (count, before) in [
             (&mut d.rewritten, b.rewritten),

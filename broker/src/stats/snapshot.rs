@@ -37,6 +37,9 @@ pub struct Snapshot {
     pub uptime_ms: u64,
     /// Event loops.
     pub workers: usize,
+    /// Lines of the event log that could not be written.
+    #[serde(default)]
+    pub events_lost: u64,
     /// Which gateway of its fleet this daemon is.
     #[serde(default)]
     pub gateway: Option<GatewaySnapshot>,
@@ -654,6 +657,7 @@ impl Snapshot {
             taken_unix_ms: process.now_unix_ms,
             uptime_ms: process.uptime_ms,
             workers: process.workers,
+            events_lost: 0,
             gateway: None,
             datapath: DatapathSnapshot {
                 mode: mode.to_owned(),
