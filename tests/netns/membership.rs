@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use broker::clock;
@@ -359,4 +360,19 @@ fn a_daemon_that_waits_for_a_list_stops_at_once() {
 #[track_caller]
 fn get(fleet: &Fleet) -> harness::client::Response {
     Client::get_once(&fleet.lab.host, listen(&fleet.lab), "/echo?x").unwrap()
+}
+
+#[test]
+fn a_list_that_cannot_be_had_or_used_stops_nothing_and_is_told() {
+    let lab = Lab::new(1).unwrap();
+    let (pipe, empty) = (lab.directory().join("pipe"), lab.directory().join("empty.json"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    write(&empty, &[]);
+    for (file, expected) in [(pipe, "no regular file"), (empty, "the list is empty")] {
+        let daemon = Daemon::start(&lab, &config(&lab, Way::Relay, &file, "")).unwrap();
+        let membership = daemon.service().unwrap().membership.unwrap();
+        let error = membership.error.unwrap();
+        assert!(error.contains(expected) && membership.members == 0, "{error}");
+        daemon.stop().unwrap();
+    }
 }

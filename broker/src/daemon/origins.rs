@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 use crate::clock;
-use crate::config::discovery::Discovery;
+use crate::config::discovery::{Discovery, OnEmpty};
 use crate::config::health::HealthCheck;
 use crate::config::subset::Subset;
 use crate::config::{Config, Service};
@@ -47,6 +47,9 @@ const FIRST_IDENTITY: Duration = Duration::from_secs(3);
 
 /// What is wrong with a source before it has said anything.
 const NOTHING_YET: &str = "nothing was said yet";
+
+/// What is wrong with an empty list that is not to be used, where none was before.
+const EMPTY: &str = "the list is empty and not used (on_empty = \"keep\")";
 
 /// The origins of all services.
 pub(super) struct Origins {
@@ -363,7 +366,21 @@ impl Followed {
 
     /// Why there is no list.
     fn what_is_missing(&self) -> String {
-        self.latest.borrow().error.clone().unwrap_or_else(|| NOTHING_YET.to_owned())
+        self.error(&self.latest.borrow()).unwrap_or_else(|| NOTHING_YET.to_owned())
+    }
+
+    /// What is wrong with the source, or with using what it says.
+    fn error(&self, latest: &Latest) -> Option<String> {
+        let discovery = self.discovery.as_ref()?;
+        latest.error.clone().or_else(|| match latest.membership.as_deref() {
+            None => Some(NOTHING_YET.to_owned()),
+            Some(list) => {
+                let kept = list.is_empty() && discovery.on_empty == OnEmpty::Keep;
+                let used = self.chosen.borrow().as_ref().is_some_and(|all| !all.is_empty());
+                // Else the last one goes on being used, as the operator wants.
+                (kept && !used).then(|| EMPTY.to_owned())
+            }
+        })
     }
 
     /// Waits until it is known which gateway this is: the sockets of another one's subset would be
@@ -559,10 +576,7 @@ impl Followed {
             },
             accepted: latest.accepted,
             refused: latest.refused,
-            error: latest.error.clone().or_else(|| {
-                let awaited = self.discovery.is_some() && latest.membership.is_none();
-                awaited.then(|| NOTHING_YET.to_owned())
-            }),
+            error: self.error(&latest),
             changes: state.changes,
             members: state.choice.members as u64,
             healthy: state.choice.healthy as u64,
