@@ -12,7 +12,7 @@
 //! | `GET /metrics` | the snapshot as Prometheus text |
 //!
 //! Descriptors and memory are shared with the data path, so that there are limits: a connection is for one
-//! request, which must come and be answered in time, and beyond [`CONNECTIONS_MAX`] of them the next ones
+//! request, which must come and be answered in time, and beyond `CONNECTIONS_MAX` of them the next ones
 //! wait in the kernel's queue.
 
 pub mod client;
