@@ -96,6 +96,8 @@ pub(super) struct Session<'a> {
     awaits_continue: bool,
     sends_over: bool,
     send_failed: Option<ErrorKind>,
+    /// It was told of a reset, which was none of this connection's.
+    met_reset: bool,
 
     /// Responses that are complete.
     answered: usize,
@@ -201,6 +203,7 @@ impl<'a> Session<'a> {
             awaits_continue: false,
             sends_over: false,
             send_failed: None,
+            met_reset: false,
             answered: 0,
             response: None,
             received: 0,
@@ -310,6 +313,9 @@ impl<'a> Session<'a> {
             Err(e) => {
                 // What was received before is still to be read, and tells more.
                 (self.send_failed, self.sends_over) = (Some(e.kind()), true);
+                // A connection that is reset has no peer any more.
+                self.met_reset =
+                    e.kind() == ErrorKind::ConnectionReset && self.socket.peer_addr().is_ok();
                 true
             }
         }
@@ -579,6 +585,11 @@ impl<'a> Session<'a> {
             (Ended::Reset, _) if self.died_behind() => {
                 Outcome::Allowed("a reset for a later response took the end of this one")
             }
+            // The kernel sent it to an origin's socket that was just being reset. The call has said so;
+            // the broker does not know how much of it was sent, and ends the connection.
+            (Ended::Reset, _) if position == 0 && runs == 0 && self.met_reset => {
+                Outcome::Allowed("a send met an origin's reset")
+            }
             // The broker's refusal is lost if the client does not stop sending.
             (Ended::Reset, _)
                 if position == 0
@@ -596,6 +607,9 @@ impl<'a> Session<'a> {
                 let of =
                     if self.refusal.is_some() { "the broker's refusal" } else { "the response" };
                 let mut what = format!("{how} after {position} bytes of {of}; it ran {runs} times");
+                if let Some(error) = self.send_failed {
+                    write!(what, "; sending it failed: {error}").ok();
+                }
                 for next in &self.script.requests[self.answered + 1..] {
                     let runs = self.shared.ledger.runs(next.id);
                     write!(what, "; {} behind it ran {runs} times", next.request_line()).ok();
