@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context as _;
 use serde::Serialize;
 
+use crate::clock;
 use crate::seldom::Seldom;
 use crate::stats::Counter;
 
@@ -180,7 +181,7 @@ impl EventLog {
             for line in lines {
                 if let Err(error) = out.write(&line) {
                     lost.inc();
-                    if told.is_time() {
+                    if told.say(clock::now()).is_some() {
                         tracing::warn!(%error, lost = lost.get(), "writing the event log");
                     }
                 }

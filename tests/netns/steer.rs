@@ -34,6 +34,18 @@ fn load(lab: &Lab, mode: Mode, requests: u64) {
     assert_eq!((report.requests, report.error_count(), report.crosstalk), (requests, 0, 0));
 }
 
+/// An origin that takes so long for each response.
+fn slow_origin(lab: &Lab, takes: Duration) -> Scripted {
+    let script = move |peer: &mut Peer| {
+        while let Some(request) = peer.request()? {
+            std::thread::sleep(takes);
+            peer.answer_with_id(&request, "200 OK")?;
+        }
+        Ok(())
+    };
+    Scripted::start(&lab.origins, lab.origin(0), script).unwrap()
+}
+
 #[test]
 fn plain_requests_of_nonblocking_clients_are_steered() {
     for steer in ["auto", "kernel"] {
@@ -55,14 +67,7 @@ fn plain_requests_of_nonblocking_clients_are_steered() {
 fn a_steady_load_gets_as_many_sockets_as_it_uses_at_once() {
     let lab = Lab::new(1).unwrap();
     // Quick enough for a request that waits in the daemon to be served before it is dialled for.
-    let _origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
-        while let Some(request) = peer.request()? {
-            std::thread::sleep(Duration::from_millis(1));
-            peer.answer_with_id(&request, "200 OK")?;
-        }
-        Ok(())
-    })
-    .unwrap();
+    let _origin = slow_origin(&lab, Duration::from_millis(1));
     let config = format!(
         "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\nsteer = \"kernel\"\n\
          intercept = [\"origins\"]\norigins = {}\n",
@@ -538,14 +543,7 @@ fn blocking_clients_notice_nothing_under_auto() {
 #[test]
 fn what_comes_behind_the_last_request_does_not_reset_a_steered_client() {
     let lab = Lab::new(1).unwrap();
-    let origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {
-        while let Some(request) = peer.request()? {
-            std::thread::sleep(Duration::from_millis(500));
-            peer.answer_with_id(&request, "200 OK")?;
-        }
-        Ok(())
-    })
-    .unwrap();
+    let origin = slow_origin(&lab, Duration::from_millis(500));
     let daemon = daemon(&lab, "kernel");
     let mut client = Client::connect(&lab.host, lab.origin(0)).unwrap();
     client.send("GET /last HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();

@@ -11,6 +11,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{PoisonError, RwLock};
 
+use crate::clock;
 use crate::config::{self, Config};
 use crate::seldom::Seldom;
 
@@ -54,7 +55,7 @@ impl Listening {
         if !self.takes(origin) {
             return Ok(());
         }
-        if self.told.is_time() {
+        if self.told.say(clock::now()).is_some() {
             tracing::warn!(
                 %origin,
                 "an origin is a listener of this broker; it is not connected to, as that would loop"

@@ -14,6 +14,7 @@ use socket2::{Domain, Socket, Type};
 use crate::clock;
 use crate::datapath::Datapath;
 use crate::net::Stream;
+use crate::seldom::Seldom;
 
 /// A shortage that is over by then is nobody's concern.
 const SHORT_MAX: Duration = Duration::from_millis(100);
@@ -21,9 +22,6 @@ const SHORT_MAX: Duration = Duration::from_millis(100);
 /// So many descriptors must be free again before anybody is sent here: with one alone, the next client
 /// would be the last.
 const FREE_MIN: usize = 8;
-
-/// The least time between two lines of the log about the same.
-const QUIET: Duration = Duration::from_secs(5);
 
 /// The room that a worker has.
 pub(super) struct Room {
@@ -143,40 +141,4 @@ pub(super) fn is_passing(error: &io::Error) -> bool {
 /// What a client's connection needs: a descriptor, and the kernel's memory.
 fn socket() -> io::Result<Socket> {
     Socket::new(Domain::IPV4, Type::STREAM.cloexec(), None)
-}
-
-/// Says the same thing now and then only.
-#[derive(Default)]
-struct Seldom {
-    last: Cell<Option<Instant>>,
-    times: Cell<u64>,
-}
-
-impl Seldom {
-    /// How often it was to be said since it was said last, if it is to be said now.
-    fn say(&self, now: Instant) -> Option<u64> {
-        self.times.set(self.times.get() + 1);
-        let quiet = |last| now.saturating_duration_since(last) < QUIET;
-        if self.last.get().is_some_and(quiet) {
-            return None;
-        }
-        self.last.set(Some(now));
-        Some(self.times.take())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_happens_often_is_said_now_and_then() {
-        let (seldom, start) = (Seldom::default(), clock::now());
-        assert_eq!(seldom.say(start), Some(1), "the first at once");
-        for i in 1..100 {
-            assert_eq!(seldom.say(start + QUIET / 100 * i), None);
-        }
-        assert_eq!(seldom.say(start + QUIET), Some(100));
-        assert_eq!(seldom.say(start + QUIET), None);
-    }
 }
