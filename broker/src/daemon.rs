@@ -252,8 +252,10 @@ impl Control {
         }
         let mut interception = Interception::new(&self.shared, &self.cgroups, &listeners)?;
         loop {
+            // Asked before: what opens meanwhile is intercepted the next time round.
+            let complete = interception.is_complete();
             interception.apply(&self.origins).context("starting interception")?;
-            if interception.is_complete() {
+            if complete {
                 break;
             }
             tokio::select! {
