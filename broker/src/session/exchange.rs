@@ -140,7 +140,7 @@ impl Exchanging<'_> {
                 idempotent: head.method.is_idempotent(),
                 retries_left,
             };
-            let may_repeat = repeatable.held && repeatable.idempotent && retries_left > 0;
+            let may_repeat = repeatable.may_run_elsewhere();
             let judge = Judge { conduct: &conduct, may_repeat, retry: &retry, watch_client: true };
             let attempt =
                 self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer, judge).await;

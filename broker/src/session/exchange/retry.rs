@@ -15,6 +15,13 @@ pub(super) struct Request {
     pub(super) retries_left: usize,
 }
 
+impl Request {
+    /// Whether it may be sent again at the cost of an attempt, even if an origin has run it.
+    pub(super) fn may_run_elsewhere(self) -> bool {
+        self.held && self.idempotent && self.retries_left > 0
+    }
+}
+
 /// What decides of the attempt that has failed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failed {
