@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 pub use engine::generate;
@@ -49,7 +50,7 @@ pub struct Plan {
     pub clients: usize,
     /// Stop after so many requests...
     pub requests: Option<u64>,
-    /// ...or after this time, whatever comes first.
+    /// ...or after this time, whatever comes first; without both, when [`Running::stop`] says so.
     pub duration: Option<Duration>,
     /// A request that takes longer is an error.
     pub timeout: Duration,
@@ -72,6 +73,13 @@ impl Plan {
             timeout: Duration::from_secs(10),
             progress: None,
         }
+    }
+
+    /// Clients that come, ask once and close, until [`Running::stop`].
+    #[must_use]
+    pub fn steady(targets: Vec<SocketAddr>, clients: usize) -> Self {
+        let mode = Mode::OneShotClientCloses;
+        Self { mode, requests: None, ..Self::echo(targets, clients, 0) }
     }
 }
 
@@ -123,26 +131,51 @@ impl Report {
     }
 }
 
+/// A load generator at work.
+#[derive(Debug)]
+pub struct Running {
+    process: Process,
+    plan: Plan,
+}
+
 /// Starts the load generator as a client of `lab`.
-pub fn start(lab: &Lab, plan: &Plan) -> Result<Process> {
-    Launch::new(crate::daemon::sibling("broker-lab")?)
+pub fn start(lab: &Lab, plan: &Plan) -> Result<Running> {
+    let process = Launch::new(crate::daemon::sibling("broker-lab")?)
         .arg("load")
         .arg(serde_json::to_string(plan)?)
         .netns(&lab.host)
         .cgroup(&lab.clients_cgroup)
-        .spawn()
+        .spawn()?;
+    Ok(Running { process, plan: plan.clone() })
 }
 
 /// Runs a plan as a client of `lab` to its end.
 pub fn run(lab: &Lab, plan: &Plan) -> Result<Report> {
-    finish(start(lab, plan)?, plan)
+    start(lab, plan)?.finish()
 }
 
-/// Waits for the end of a started load generator.
-pub fn finish(mut process: Process, plan: &Plan) -> Result<Report> {
-    // A plan with a number of requests has no natural limit of time.
-    let limit = plan.duration.unwrap_or(Duration::from_mins(10)) + plan.timeout * 2;
-    let status = process.wait(limit)?;
-    ensure!(status.success(), "load generator: {status}\n{}", process.stderr());
-    serde_json::from_str(&process.stdout()).context("the load generator's report")
+impl Running {
+    /// Whether the plan has not come to its end.
+    pub fn is_running(&mut self) -> bool {
+        self.process.is_running()
+    }
+
+    /// Waits for the plan's own end.
+    pub fn finish(self) -> Result<Report> {
+        // A plan with a number of requests has no natural limit of time.
+        let limit = self.plan.duration.unwrap_or(Duration::from_mins(10));
+        self.report(limit)
+    }
+
+    /// No more requests are begun: waits for those that are under way.
+    pub fn stop(self) -> Result<Report> {
+        self.process.signal(Signal::SIGTERM)?;
+        self.report(Duration::ZERO)
+    }
+
+    fn report(mut self, limit: Duration) -> Result<Report> {
+        let status = self.process.wait(limit + self.plan.timeout * 2)?;
+        ensure!(status.success(), "load generator: {status}\n{}", self.process.stderr());
+        serde_json::from_str(&self.process.stdout()).context("the load generator's report")
+    }
 }

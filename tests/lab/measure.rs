@@ -85,7 +85,7 @@ pub(crate) fn run(
         meanwhile(done.trim().parse().unwrap_or(0))?;
         thread::sleep(Duration::from_millis(10));
     }
-    let report = load::finish(generator, &plan)?;
+    let report = generator.finish()?;
     let cpu = Cpu::read(lab, proxy)?.since(cpu);
     let (origins, host) = (lab.origin_counters().since(&origins), lab.host_counters().since(&host));
     Ok(Run {

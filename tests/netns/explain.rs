@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use harness::load::{self, Mode, Plan};
+use harness::load::{self, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::{Peer, Scripted};
 use harness::{Client, Daemon, Lab, Launch, daemon, eventually};
@@ -21,18 +21,12 @@ fn start(lab: &Lab, keys: &str) -> Daemon {
 
 /// What the command finds, while clients come all the time.
 fn explain(lab: &Lab, daemon: &Daemon) -> Vec<(String, String, String)> {
-    let plan = Plan {
-        mode: Mode::OneShotClientCloses,
-        requests: None,
-        duration: Some(Duration::from_secs(3)),
-        ..Plan::echo(vec![listen(lab)], 4, 0)
-    };
-    let clients = load::start(lab, &plan).unwrap();
+    let clients = load::start(lab, &Plan::steady(vec![listen(lab)], 4)).unwrap();
     let before = daemon.service().unwrap().clients;
     eventually(SOON, "clients come", || daemon.service().unwrap().clients > before);
     let findings = ask(daemon);
     // That they fail is what this is about.
-    load::finish(clients, &plan).unwrap();
+    clients.stop().unwrap();
     findings
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use broker::clock;
-use harness::load::{self, Mode, Plan, Report};
+use harness::load::{self, Plan, Report, Running};
 use harness::origin::nginx;
 use harness::origin::scripted::{Peer, Scripted};
 use harness::process::Process;
@@ -98,15 +98,8 @@ fn assert_clean(report: &Report) {
     assert!(report.requests > 0);
 }
 
-/// Clients that do nothing else until the plan is over.
-fn load(fleet: &Fleet, way: Way, time: Duration) -> (Process, Plan) {
-    let plan = Plan {
-        mode: Mode::OneShotClientCloses,
-        requests: None,
-        duration: Some(time),
-        ..Plan::echo(fleet.targets(way), 8, 0)
-    };
-    (load::start(&fleet.lab, &plan).unwrap(), plan)
+fn load(fleet: &Fleet, way: Way) -> Running {
+    load::start(&fleet.lab, &Plan::steady(fleet.targets(way), 8)).unwrap()
 }
 
 #[test]
@@ -114,7 +107,7 @@ fn clients_notice_nothing_of_origins_that_come_and_go() {
     for way in [Way::Relay, Way::Kernel] {
         let fleet = Fleet::start(way, 4, 3, "debounce = \"20ms\"");
         let all = fleet.lab.all_origins();
-        let (process, plan) = load(&fleet, way, Duration::from_secs(4));
+        let running = load(&fleet, way);
         let until = clock::now() + Duration::from_secs(3);
         // Each origin leaves and comes back, several times.
         for round in (0..4).cycle() {
@@ -125,7 +118,7 @@ fn clients_notice_nothing_of_origins_that_come_and_go() {
                 break;
             }
         }
-        let report = load::finish(process, &plan).unwrap();
+        let report = running.stop().unwrap();
         assert_clean(&report);
         let service = fleet.daemon.service().unwrap();
         if matches!(way, Way::Kernel) {
@@ -172,7 +165,7 @@ fn flap(way: Way, keys: &str) -> (i64, i64) {
     let single = fleet.handshakes() - start;
     assert_eq!(single, 2 * 2, "prewarm for each worker");
 
-    let (process, plan) = load(&fleet, way, Duration::from_secs(6));
+    let running = load(&fleet, way);
     // What the load itself wants.
     eventually(SOON, "the load runs", || fleet.daemon.service().unwrap().exchanges > 1000);
     let start = fleet.handshakes();
@@ -185,7 +178,7 @@ fn flap(way: Way, keys: &str) -> (i64, i64) {
         std::thread::sleep(Duration::from_millis(10));
     }
     let flapping = fleet.handshakes() - start;
-    assert_clean(&load::finish(process, &plan).unwrap());
+    assert_clean(&running.stop().unwrap());
     (single, flapping)
 }
 
@@ -263,13 +256,7 @@ fn whoever_dials_a_member_is_intercepted_while_it_is_one() {
     assert_eq!(intercepted(), [false; 3]);
 
     // Nobody notices the first list, nor those that follow.
-    let plan = Plan {
-        mode: Mode::OneShotClientCloses,
-        requests: None,
-        duration: Some(Duration::from_secs(4)),
-        ..Plan::echo(all.clone(), 8, 0)
-    };
-    let process = load::start(&lab, &plan).unwrap();
+    let running = load::start(&lab, &Plan::steady(all.clone(), 8)).unwrap();
     let until = clock::now() + Duration::from_secs(3);
     for round in (0..3).cycle() {
         let list = [&all[..], &all[1..], &all[..1]][round];
@@ -282,7 +269,7 @@ fn whoever_dials_a_member_is_intercepted_while_it_is_one() {
             break;
         }
     }
-    assert_clean(&load::finish(process, &plan).unwrap());
+    assert_clean(&running.stop().unwrap());
     becomes(&all[..2]);
     becomes(&[all[0], all[2]]);
     becomes(&[]);

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release,
 };
-use std::time::Duration;
 
-use harness::load::{self, Mode, Plan};
+use harness::load::{self, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::{Peer, Scripted};
 use harness::{Daemon, Lab, eventually};
@@ -60,18 +59,16 @@ fn clients_see_no_more_failures_than_it_takes_to_eject() {
         let state = Arc::<Sick>::default();
         let _origin = sick(&lab, 0, &state);
         let daemon = daemon(&lab, way, OUTLIER);
-        let plan = Plan {
-            mode: Mode::OneShotClientCloses,
-            requests: None,
-            duration: Some(Duration::from_secs(3)),
-            ..Plan::echo(vec![way_in(&lab, way).0], 16, 0)
-        };
-        let process = load::start(&lab, &plan).unwrap();
+        let running = load::start(&lab, &Plan::steady(vec![way_in(&lab, way).0], 16)).unwrap();
         eventually(SOON, "the load runs", || daemon.service().unwrap().exchanges > 500);
         state.fails.store(true, Release);
         let ejected = || daemon.service().unwrap().outliers.unwrap().ejected;
         eventually(SOON, "it is ejected", || ejected() == 1);
-        let report = load::finish(process, &plan).unwrap();
+        let before = daemon.service().unwrap().exchanges;
+        eventually(SOON, "the others serve", || {
+            daemon.service().unwrap().exchanges > before + 1000
+        });
+        let report = running.stop().unwrap();
         // Those that ran into it after that were sent elsewhere.
         let failures = state.failures.load(Acquire);
         // Good responses that were under way when it began to fail do not begin the count anew.
@@ -98,13 +95,7 @@ fn an_origin_that_hangs_is_left_out_and_comes_back() {
         // Longer than the load: that an origin is silent shows only while others answer.
         let outlier = format!("{OUTLIER}stall_time = \"200ms\"\nbase_ejection_time = \"6s\"\n");
         let daemon = daemon(&lab, way, &outlier);
-        let plan = Plan {
-            mode: Mode::OneShotClientCloses,
-            requests: None,
-            duration: Some(Duration::from_secs(4)),
-            ..Plan::echo(vec![way_in(&lab, way).0], 16, 0)
-        };
-        let process = load::start(&lab, &plan).unwrap();
+        let running = load::start(&lab, &Plan::steady(vec![way_in(&lab, way).0], 16)).unwrap();
         eventually(SOON, "the load runs", || daemon.service().unwrap().exchanges > 500);
         origins[0].signal(Signal::SIGSTOP).unwrap();
         let outliers = || daemon.service().unwrap().outliers.unwrap();
@@ -112,7 +103,7 @@ fn an_origin_that_hangs_is_left_out_and_comes_back() {
         let before = daemon.service().unwrap().exchanges;
         eventually(SOON, "the others serve", || daemon.service().unwrap().exchanges > before + 500);
         // It hangs for as long as anybody asks: what waited there has been asked of others.
-        let report = load::finish(process, &plan).unwrap();
+        let report = running.stop().unwrap();
         assert_eq!((report.error_count(), report.crosstalk), (0, 0), "{way}: {report:?}");
         assert!(daemon.totals().unwrap().retried > 0, "{way}");
         origins[0].signal(Signal::SIGCONT).unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use broker::stats::PathSnapshot;
 use harness::detour::Detour;
-use harness::load::{self, Mode, Plan};
+use harness::load::{self, Plan};
 use harness::origin::nginx;
 use harness::{Daemon, Lab, Launch, daemon, eventually};
 
@@ -23,12 +23,7 @@ fn start(lab: &Lab, way: &str, outlier: &str) -> Daemon {
 }
 
 fn plan(lab: &Lab, way: &str) -> Plan {
-    Plan {
-        mode: Mode::OneShotClientCloses,
-        requests: None,
-        duration: Some(Duration::from_secs(6)),
-        ..Plan::echo(vec![way_in(lab, way).0], 16, 0)
-    }
+    Plan::steady(vec![way_in(lab, way).0], 16)
 }
 
 fn paths(daemon: &Daemon) -> Vec<PathSnapshot> {
@@ -63,15 +58,14 @@ fn an_origin_that_is_far_away_is_noticed_and_ejected() {
         let detour = Detour::new(&lab, 0).unwrap();
         let _origins: Vec<_> = (0..ORIGINS).map(|i| nginx::origin(&lab, i).unwrap()).collect();
         let daemon = start(&lab, way, "enforcing_rtt_latency = 100\nrtt_latency_volume = 5\n");
-        let plan = plan(&lab, way);
-        let process = load::start(&lab, &plan).unwrap();
+        let running = load::start(&lab, &plan(&lab, way)).unwrap();
         eventually(SOON, "all have been asked", || {
             paths(&daemon).iter().all(|path| path.segments > 100)
         });
         assert!(!is_ejected_by(&daemon, &lab, "rtt_latency"), "{:?}", paths(&daemon));
         detour.delay(Duration::from_millis(30));
         eventually(2 * SOON, "it is ejected", || is_ejected_by(&daemon, &lab, "rtt_latency"));
-        let report = load::finish(process, &plan).unwrap();
+        let report = running.stop().unwrap();
         assert_eq!((report.error_count(), report.crosstalk), (0, 0), "{way}: {report:?}");
         let paths = paths(&daemon);
         assert!(paths[0].srtt_us >= 10_000, "{way}: {paths:?}");
@@ -90,7 +84,7 @@ fn a_way_that_is_long_from_the_start_is_explained() {
     detour.delay(Duration::from_millis(30));
     let _origins: Vec<_> = (0..3).map(|i| nginx::origin(&lab, i).unwrap()).collect();
     let daemon = start(&lab, "relay", "");
-    let plan = Plan { duration: None, requests: Some(2000), ..plan(&lab, "relay") };
+    let plan = Plan { requests: Some(2000), ..plan(&lab, "relay") };
     load::run(&lab, &plan).unwrap();
     let said = explained(&daemon);
     let begins = format!("{}: a round trip takes ", lab.origin(0));
@@ -112,15 +106,14 @@ fn an_origin_whose_segments_are_lost_is_noticed_and_ejected() {
             "enforcing_retransmission_percentage = 100\nenforcing_stall = 0\n\
              retransmission_percentage_segment_volume = 20\n",
         );
-        let plan = plan(&lab, way);
-        let process = load::start(&lab, &plan).unwrap();
+        let running = load::start(&lab, &plan(&lab, way)).unwrap();
         eventually(SOON, "all have been asked", || {
             paths(&daemon).iter().all(|path| path.segments > 100)
         });
         detour.lose_every(4);
         let detector = "retransmission_percentage";
         eventually(2 * SOON, "it is ejected", || is_ejected_by(&daemon, &lab, detector));
-        let report = load::finish(process, &plan).unwrap();
+        let report = running.stop().unwrap();
         assert_eq!((report.error_count(), report.crosstalk), (0, 0), "{way}: {report:?}");
         let paths = paths(&daemon);
         // Not fewer than were lost on purpose while it was judged, and not more than the kernel knows of.

@@ -5,11 +5,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use broker::origin::subset::{Algorithm, Fleet, Member, Rules, order};
 use harness::lab::Container;
-use harness::load::{self, Plan};
+use harness::load::{self, Plan, Running};
 use harness::origin::nginx;
 use harness::process::Process;
 use harness::{Daemon, Lab, eventually};
@@ -60,10 +59,9 @@ impl Gateways {
     }
 
     /// Load on all gateways at once.
-    fn load(&self, time: Duration) -> (Process, Plan) {
+    fn load(&self) -> Running {
         let targets = self.daemons.iter().map(|(_, c)| SocketAddr::new(c.ip, 8080)).collect();
-        let plan = Plan { requests: None, duration: Some(time), ..Plan::echo(targets, 8, 0) };
-        (load::start(&self.lab, &plan).unwrap(), plan)
+        load::start(&self.lab, &Plan::steady(targets, 8)).unwrap()
     }
 }
 
@@ -106,7 +104,7 @@ fn a_removal_moves_what_was_predicted(subset: &str, algorithm: Algorithm) {
     eventually(SOON, "all are warm", || established() == sockets);
 
     // One at a time, so that no gateway needs more than its warm sockets.
-    let (process, plan) = fleet.load(Duration::from_secs(3));
+    let running = fleet.load();
     eventually(SOON, "the load runs", || {
         fleet.daemons.iter().all(|(daemon, _)| daemon.service().unwrap().exchanges > 50)
     });
@@ -122,7 +120,7 @@ fn a_removal_moves_what_was_predicted(subset: &str, algorithm: Algorithm) {
     let (counted, counters) = (created(), fleet.lab.origin_counters());
     write(&file(&fleet.lab), &rest);
     eventually(SOON, "the change has arrived", || fleet.used() == after);
-    let report = load::finish(process, &plan).unwrap();
+    let report = running.stop().unwrap();
     assert_eq!((report.error_count(), report.crosstalk), (0, 0), "{report:?}");
     eventually(SOON, "all are warm again", || established() == sockets);
 

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use broker::clock;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::connection::{CROSSTALK, Connection, Step, kind};
 use super::{Mode, Plan, Report};
@@ -15,11 +17,15 @@ use super::{Mode, Plan, Report};
 const TICK: Duration = Duration::from_millis(100);
 /// Pause of a client whose request has failed, lest a dead server make us spin.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
+/// What epoll says when SIGTERM has come; the other events are indices of clients.
+const ENOUGH: u64 = u64::MAX;
 
-/// Carries out a plan in this process.
+/// Carries out a plan in this process, in which SIGTERM is no longer its end but that of the plan.
 pub fn generate(plan: &Plan) -> Result<Report> {
     ensure!(!plan.targets.is_empty(), "no targets");
-    ensure!(plan.requests.is_some() || plan.duration.is_some(), "a plan without an end");
+    let enough = SigSet::from(Signal::SIGTERM);
+    enough.thread_block()?;
+    let enough = SignalFd::with_flags(&enough, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let progress = plan.progress.as_ref().map(File::create).transpose()?;
     let started = clock::now();
     let mut engine = Engine {
@@ -36,7 +42,8 @@ pub fn generate(plan: &Plan) -> Result<Report> {
         answered_at: None,
         report: Report::default(),
     };
-    engine.run(progress.as_ref())?;
+    engine.epoll.add(&enough, EpollEvent::new(EpollFlags::EPOLLIN, ENOUGH))?;
+    engine.run(&enough, progress.as_ref())?;
     engine.report.elapsed = started.elapsed();
     engine.summarise();
     Ok(engine.report)
@@ -74,7 +81,7 @@ struct Slot {
 }
 
 impl Engine<'_> {
-    fn run(&mut self, progress: Option<&File>) -> Result<()> {
+    fn run(&mut self, enough: &SignalFd, progress: Option<&File>) -> Result<()> {
         let mut now = clock::now();
         for index in 0..self.slots.len() {
             self.begin(index, now);
@@ -89,8 +96,14 @@ impl Engine<'_> {
                 Err(nix::errno::Errno::EINTR) => 0,
                 Err(e) => return Err(e).context("epoll_wait"),
             };
+            now = clock::now();
             for event in &events[..n] {
-                self.advance(usize::try_from(event.data())?);
+                if event.data() == ENOUGH {
+                    enough.read_signal()?;
+                    self.stop_at = Some(now);
+                } else {
+                    self.advance(usize::try_from(event.data())?);
+                }
             }
             now = clock::now();
             if now >= next_tick {
