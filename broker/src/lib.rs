@@ -17,6 +17,7 @@ pub mod logging;
 pub mod net;
 pub mod outbound;
 pub mod rewind;
+pub mod ticks;
 pub mod worker;
 
 pub mod buffers;

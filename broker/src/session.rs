@@ -31,10 +31,7 @@ use crate::net::{Queue, Stream};
 use crate::pool::budget::RetryPermit;
 use crate::pool::{Lease, Pool, Refusal};
 use crate::stats::ServiceMetrics;
-
-/// How long something may take before it pays to watch whether the client is still there. Nearly all is
-/// done sooner, and costs no registration of the client's socket.
-const WATCH_CLIENT_AFTER: Duration = Duration::from_millis(20);
+use crate::ticks::Ticks;
 
 /// How long a client without a request may send one after a stop was asked for.
 const LAST_REQUEST: Duration = Duration::from_millis(200);
@@ -55,6 +52,9 @@ pub struct Context {
     pub buffers: Buffers,
     /// Raised when the daemon is stopping.
     pub stop: Rc<Stop>,
+    /// What takes longer than a tick is worth more care: timers, and a registration of the client's
+    /// socket to see whether it is still there.
+    pub ticks: Rc<Ticks>,
 }
 
 /// A flag that sessions wait on while they have nothing to do.
@@ -174,7 +174,7 @@ async fn checkout(
     retry: Option<RetryPermit>,
 ) -> Result<Lease, NoLease> {
     let mut checkout = std::pin::pin!(pool.checkout(avoid, retry));
-    if let Ok(result) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut checkout).await {
+    if let Some(result) = context.ticks.outrun(&mut checkout).await {
         return result.map_err(NoLease::Refused);
     }
     tokio::select! {

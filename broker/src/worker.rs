@@ -34,6 +34,7 @@ use crate::origin::Chosen;
 use crate::pool::{self, Environment};
 use crate::session::Stop;
 use crate::stats::Registry;
+use crate::ticks::Ticks;
 
 /// How often pools are looked after and the heartbeat is sent.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
@@ -132,10 +133,13 @@ async fn run(
         },
         buffers: Buffers::default(),
         stop: Rc::default(),
+        ticks: Rc::default(),
         room: Rc::new(
             Room::new(index, Arc::clone(&shared.datapath)).context("a descriptor in reserve")?,
         ),
     };
+    let ticks = Rc::clone(&common.ticks);
+    tokio::task::spawn_local(async move { ticks.run().await });
     let mut services = Vec::new();
     let mut accepting = Vec::new();
     let mut reports = Vec::new();
@@ -208,6 +212,7 @@ struct Common {
     environment: Environment,
     buffers: Buffers,
     stop: Rc<Stop>,
+    ticks: Rc<Ticks>,
     room: Rc<Room>,
 }
 

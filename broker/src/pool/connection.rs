@@ -12,8 +12,10 @@ use super::idle::Life;
 use super::stock::Attached;
 use crate::net::{Queue, Stream};
 
-/// How long the origin may take to end a connection that we have ended.
+/// How long the origin may take to end a connection that we have ended, and how many reads of what it
+/// still sends it may cost.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
+const DRAIN_READS_MAX: usize = 16;
 
 /// An open origin socket.
 pub(super) struct Connection {
@@ -51,8 +53,12 @@ impl Connection {
     pub(super) async fn drain(self) {
         self.stream.shutdown();
         let ended = async {
-            // What the origin still sends is nobody's; no more of it than fits here is waited for.
-            while let Ok(1..) = self.stream.recv(&mut [0; 4096]).await {}
+            // What the origin still sends is nobody's.
+            for _ in 0..DRAIN_READS_MAX {
+                if !matches!(self.stream.recv(&mut [0; 4096]).await, Ok(1..)) {
+                    return;
+                }
+            }
         };
         tokio::time::timeout(DRAIN_MAX, ended).await.ok();
     }

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::Common;
 use super::backoff::Backoff;
-use super::budget::{Budget, Host};
+use super::budget::Host;
 use super::connection::Connection;
 use super::idle::{IdleList, Limits};
 use super::ready::Ready;
@@ -56,7 +56,6 @@ pub(super) struct Origin {
     available: Cell<bool>,
     /// Tells those who wait for a response that it has been ejected for being silent.
     pub(super) silenced: Notify,
-    budget: Arc<Budget>,
 }
 
 impl Origin {
@@ -104,13 +103,13 @@ impl Origin {
 
     pub(super) fn close(&self, connection: Connection, reason: EvictReason) {
         let idle_since = connection.idle_since;
-        // Whoever waits for its place would otherwise come to the origin before the end of this one.
-        // What is cut off must not look like an end, though.
-        let drains = reason != EvictReason::Drain && !connection.stream.aborts_on_close();
-        if drains && !self.budget.has_room(&self.host) {
-            tokio::task::spawn_local(connection.drain());
-        } else {
+        // Whoever gets its place could otherwise come to the origin before the end of this one. What is
+        // cut off must not look like an end, though, and at the end of the daemon nobody comes.
+        let stream = &connection.stream;
+        if reason == EvictReason::Drain || stream.aborts_on_close() || stream.peer_ended() {
             drop(connection);
+        } else {
+            tokio::task::spawn_local(connection.drain());
         }
         self.open.set(self.open.get() - 1);
         if matches!(reason, EvictReason::IdleClosed | EvictReason::IdleTtl)
@@ -311,7 +310,6 @@ impl Origins {
             watched,
             available: Cell::new(true),
             silenced: Notify::new(),
-            budget: Arc::clone(&self.common.budget),
         });
         self.places[place] = Some(Rc::clone(&origin));
         origin

@@ -11,7 +11,7 @@ use self::attempt::{Attempt, Begun, Judge, RESPONSE_BEGINS, Request};
 use self::retry::{Again, Failed};
 use super::refusal::Failure;
 use super::steered::Steered;
-use super::{Context, NoLease, WATCH_CLIENT_AFTER, checkout};
+use super::{Context, NoLease, checkout};
 use crate::boundary::http1::{Exchange, Method, RequestHead, RequestReader, RequestStep};
 use crate::boundary::{CloseReason, Verdict};
 use crate::buffers::Inbox;

@@ -1,6 +1,7 @@
 //! Waiting for a client's next request.
 
 use std::io::{self, ErrorKind};
+use std::pin::pin;
 
 use super::Context;
 use super::steered::{Call, Steered};
@@ -137,11 +138,16 @@ async fn receive(context: &Context, client: &Stream, inbox: &mut Inbox) -> io::R
             Err(e) => return Err(e),
         }
         inbox.release();
+        let mut readable = pin!(client.readable());
+        if let Some(readable) = context.ticks.outrun(&mut readable).await {
+            readable?;
+            continue;
+        }
         let idle = inbox.is_empty();
         let limit = if idle { context.timeouts.client_idle } else { context.timeouts.client_stall };
         tokio::select! {
             biased;
-            readable = client.readable() => readable?,
+            readable = readable => readable?,
             () = context.stop.left(), if idle => return Ok(0),
             () = tokio::time::sleep(limit) => return Err(ErrorKind::TimedOut.into()),
         }

@@ -68,7 +68,7 @@ impl Service {
         common: &Common,
         backlogs: Vec<(Backlog, Via)>,
     ) -> Self {
-        let Common { environment, buffers, stop, room } = common;
+        let Common { environment, buffers, stop, ticks, room } = common;
         let datapath = Arc::clone(&environment.datapath);
         let steer = datapath.steering().and_then(|steering| {
             let first_group = steering.layout().first_group(place.service, place.worker)?;
@@ -115,6 +115,7 @@ impl Service {
             metrics: Arc::clone(&records.metrics),
             buffers: buffers.clone(),
             stop: Rc::clone(stop),
+            ticks: Rc::clone(ticks),
         };
         Self {
             name: config.name.clone(),

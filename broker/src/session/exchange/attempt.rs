@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use super::{Exchanging, Failure, WATCH_CLIENT_AFTER};
+use super::{Exchanging, Failure};
 use crate::boundary::http1::{Edit, Exchange, Progress, RequestHead, ResponseEnd};
 use crate::buffers::{Buffer, Inbox};
 use crate::config::retries::Condition;
@@ -344,7 +344,7 @@ impl Attempting<'_> {
     ) -> Result<std::io::Result<usize>, GivenUp> {
         let Self { session: Exchanging { context, client, .. }, judge, .. } = self;
         let mut receive = std::pin::pin!(self.origin.recv(buffer));
-        if let Ok(received) = tokio::time::timeout(WATCH_CLIENT_AFTER, &mut receive).await {
+        if let Some(received) = context.ticks.outrun(&mut receive).await {
             return Ok(received);
         }
         let silenced_counts =
