@@ -3,6 +3,7 @@
 //! A worker shares nothing on the request path with another one. The control thread talks to it
 //! through two channels: it says when its pools are warm, and is told when to stop.
 
+mod crew;
 mod dialled;
 mod events;
 mod room;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use broker_ebpf::abi::EventKind;
 
+use super::crew::{Crew, Job};
 use super::dialled::Dialled;
 use super::room::{self, Room};
 use super::{Common, Place};
@@ -44,6 +45,7 @@ pub(super) struct Service {
     context: Context,
     room: Rc<Room>,
     serving: Cell<usize>,
+    crew: Rc<Crew<Client>>,
     place: Place,
     /// Set if the kernel serves some of the clients.
     steering: Option<Arc<Steering>>,
@@ -126,6 +128,7 @@ impl Service {
             context,
             room: Rc::clone(room),
             serving: Cell::new(0),
+            crew: Rc::default(),
             place,
             steering,
             backlogs: backlogs
@@ -140,7 +143,7 @@ impl Service {
         }
     }
 
-    /// Serves a client in a task of its own.
+    /// Serves a client, in a task that serves nobody else meanwhile.
     pub(super) fn serve(self: &Rc<Self>, client: Stream, via: Via, listener: &Listener) {
         let metrics = &self.records.metrics;
         metrics.clients.inc();
@@ -150,19 +153,7 @@ impl Service {
             metrics.destination_unknown.inc();
             return;
         };
-        let serving = Serving::enter(self);
-        // Boxed, so that the runtime moves a pointer and not the whole session.
-        tokio::task::spawn_local(Box::pin(async move {
-            let service = &serving.0;
-            match service.protocol {
-                Protocol::Http1 { affinity } => {
-                    session::http1(&service.context, &pool, client, affinity, None).await;
-                }
-                Protocol::Opaque { reuse } => {
-                    session::opaque(&service.context, &pool, client, reuse).await;
-                }
-            }
-        }));
+        self.crew.take_on(Client { serving: Serving::enter(self), pool, stream: client });
     }
 
     /// Whether the kernel serves some of the clients.
@@ -425,6 +416,28 @@ impl Service {
             };
             let clients = self.room.empty(|| backlog.accept_queued(), end);
             self.records.metrics.accept_failed.add(clients);
+        }
+    }
+}
+
+/// A client of the daemon alone.
+struct Client {
+    serving: Serving,
+    pool: Rc<Pool>,
+    stream: Stream,
+}
+
+impl Job for Client {
+    async fn run(self) {
+        let Self { serving, pool, stream } = self;
+        let service = &serving.0;
+        match service.protocol {
+            Protocol::Http1 { affinity } => {
+                session::http1(&service.context, &pool, stream, affinity, None).await;
+            }
+            Protocol::Opaque { reuse } => {
+                session::opaque(&service.context, &pool, stream, reuse).await;
+            }
         }
     }
 }
