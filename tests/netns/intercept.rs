@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use harness::load::{self, Plan};
+use harness::load::{self, Mode, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::Scripted;
 use harness::{Cgroup, Client, Daemon, Lab, Launch, eventually};
@@ -270,4 +270,25 @@ fn two_daemons_on_one_machine_keep_out_of_each_others_way() {
         }
         assert_eq!(daemon.snapshot().unwrap().datapath.rewritten, 3);
     }
+}
+
+#[test]
+fn one_daemon_before_another_leaves_its_sockets_to_that_one() {
+    let lab = Lab::new(1).unwrap();
+    let _origin = nginx::origin(&lab, 0).unwrap();
+    let daemon = |clients: &str| {
+        let keys = format!("intercept = [\"{clients}\"]\nsteer = \"kernel\"\norigins = ORIGINS");
+        Daemon::start(&lab, &config(&lab, "", &keys)).unwrap()
+    };
+    let behind = daemon("origins");
+    let before = daemon("VIP");
+    let plan = Plan { mode: Mode::OneShotClientCloses, ..Plan::echo(vec![lab.vip()], 4, 40) };
+    let report = load::run(&lab, &plan).unwrap();
+    assert_eq!((report.requests, report.error_count(), report.crosstalk), (40, 0, 0));
+    // Steered by both, nothing would come before the daemon has lost patience, after a second.
+    assert!(report.p50_us < 900_000, "{report:?}");
+    let [before, behind] = [before, behind].map(|daemon| daemon.service().unwrap());
+    assert_eq!(before.steered, 0);
+    assert_eq!(before.not_steered.keys().collect::<Vec<_>>(), ["no_idle"]);
+    assert!(behind.steered > 0, "{:?}", behind.not_steered);
 }

@@ -1,5 +1,6 @@
 //! An origin socket and its watch while idle.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 
@@ -9,6 +10,7 @@ use tokio::sync::Notify;
 
 use super::budget::ConnectionPermit;
 use super::idle::Life;
+use super::origin::Origin;
 use super::stock::Attached;
 use crate::net::{Queue, Stream};
 
@@ -17,8 +19,10 @@ use crate::net::{Queue, Stream};
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 const DRAIN_READS_MAX: usize = 16;
 
-/// An open origin socket.
-pub(super) struct Connection {
+/// An open origin socket. A pointer, because it changes hands a dozen times for each exchange.
+pub(super) struct Connection(Box<Open>);
+
+pub(super) struct Open {
     pub(super) stream: Stream,
     /// Its place among the sockets that the kernel can use. Declared after `stream`: the place is
     /// free once the socket is closed.
@@ -28,22 +32,39 @@ pub(super) struct Connection {
     /// Unique within the pool.
     pub(super) id: u64,
     pub(super) life: Life,
+    /// Somebody else, such as another broker, has rewritten where it goes, and may steer it: it cannot be
+    /// in two hands.
+    pub(super) rewritten: bool,
     /// Since when it is idle, if it is.
     pub(super) idle_since: Option<Instant>,
     waker: Waker,
 }
 
 impl Connection {
-    /// `origin` is its place, `id` the connection's number within the pool.
+    /// `id` is the connection's number within the pool.
     pub(super) fn new(
         stream: Stream,
         permit: ConnectionPermit,
-        (origin, id): (usize, u64),
+        (origin, id): (&Origin, u64),
         life: Life,
         events: &Arc<IdleEvents>,
     ) -> Self {
-        let waker = Waker::from(Arc::new(IdleWaker { origin, id, events: Arc::clone(events) }));
-        Self { stream, attached: None, _permit: permit, id, life, idle_since: None, waker }
+        let events = Arc::clone(events);
+        let waker = Waker::from(Arc::new(IdleWaker { origin: origin.place, id, events }));
+        // Its peer's address would be what we have dialled.
+        let is_local = stream.local_addr().is_ok_and(|own| own.ip().to_canonical().is_loopback());
+        let rewritten = is_local && !origin.address.ip().to_canonical().is_loopback();
+        let (attached, idle_since) = (None, None);
+        Self(Box::new(Open {
+            stream,
+            attached,
+            _permit: permit,
+            id,
+            life,
+            rewritten,
+            idle_since,
+            waker,
+        }))
     }
 
     /// Ends the connection, and keeps its permit until the origin has ended it, too.
@@ -66,6 +87,20 @@ impl Connection {
     /// Looks at the receive queue, and has the pool woken when anything comes.
     pub(super) fn watch(&self) -> Queue {
         self.stream.watch(&mut Context::from_waker(&self.waker))
+    }
+}
+
+impl Deref for Connection {
+    type Target = Open;
+
+    fn deref(&self) -> &Open {
+        &self.0
+    }
+}
+
+impl DerefMut for Connection {
+    fn deref_mut(&mut self) -> &mut Open {
+        &mut self.0
     }
 }
 

@@ -187,7 +187,7 @@ impl Shared {
                     let spread = shared.environment.rng.borrow_mut().random_range(0.9..=1.0);
                     let ends = now + config.max_lifetime.mul_f64(spread);
                     let life = Life { ends, exchanges: 0, origin_idle: None };
-                    let place = (origin.place, shared.id());
+                    let place = (&*origin, shared.id());
                     let connection = Connection::new(stream, permit, place, life, &shared.events);
                     shared.offer(&origin, connection);
                 }
