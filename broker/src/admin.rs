@@ -39,6 +39,7 @@ use tokio::sync::{Mutex, Semaphore};
 
 pub use client::{FetchError, fetch_snapshot};
 
+use crate::aside::aside;
 use crate::config::ADMIN_SOCKET;
 use crate::stats::Snapshot;
 
@@ -210,13 +211,16 @@ fn router(source: Arc<dyn Source>) -> Router {
 /// Reading the kernel's maps takes milliseconds: too long for the thread that does the rest.
 async fn take(Shared { source, turn }: Shared) -> Result<Snapshot, StatusCode> {
     let turn = turn.lock_owned().await;
-    let taken = tokio::task::spawn_blocking(move || {
+    let taken = aside("snapshot", move || {
         let snapshot = source.snapshot();
         // Not before, even if nobody waits for it any more.
         drop(turn);
         snapshot
     });
-    taken.await.map_err(|_panicked| StatusCode::INTERNAL_SERVER_ERROR)
+    taken.await.map_err(|error| {
+        tracing::warn!(%error, "a snapshot for the admin socket");
+        StatusCode::SERVICE_UNAVAILABLE
+    })
 }
 
 async fn snapshot(State(shared): State<Shared>) -> Result<Json<Snapshot>, StatusCode> {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 pub use self::descriptors::shortage;
 pub use self::obstacles::{Obstacle, obstacles};
@@ -26,6 +26,7 @@ use self::cgroups::Cgroups;
 use self::interception::Interception;
 use self::origins::Origins;
 use crate::admin::{self, Health};
+use crate::aside::aside;
 use crate::chain;
 use crate::clock;
 use crate::config::{self, Config, Refuse};
@@ -47,6 +48,8 @@ const WATCH: Duration = Duration::from_millis(500);
 
 /// How long answers on the admin socket may take once everything else has ended.
 const ADMIN_GRACE: Duration = Duration::from_secs(1);
+/// The same for workers, which need it only for lists of tens of thousands of origins.
+const WORKER_GRACE: Duration = Duration::from_secs(5);
 
 /// Runs the daemon until it is told to stop by SIGTERM, SIGINT or the admin socket.
 pub fn run(
@@ -105,16 +108,6 @@ async fn prepare(
         tokio::spawn(log.forward());
     }
     Ok((Arc::new(control), admin))
-}
-
-/// Does what takes a while, such as trying the kernel out, in a thread that the end does not wait for.
-async fn aside<T: Send + 'static>(
-    what: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> anyhow::Result<T> {
-    let (send, done) = oneshot::channel();
-    std::thread::Builder::new().name(what.to_owned()).spawn(move || send.send(work()).ok())?;
-    done.await.with_context(|| format!("the thread {what:?} has panicked"))
 }
 
 /// What signals tell the daemon.
@@ -233,12 +226,12 @@ impl Control {
         self.stage.send_replace(Stage::Quit);
         // Not before: what is left was dialled in this gateway's place.
         fleet.leave().await;
-        let joined: anyhow::Result<Vec<()>> = workers.into_iter().map(Worker::join).collect();
+        let joined = join(workers).await;
         // A request that somebody never finishes must not keep the daemon from ending.
         if let Ok(ended) = tokio::time::timeout(ADMIN_GRACE, admin).await {
             ended.context("admin server")??;
         }
-        joined.map(drop)
+        joined
     }
 
     async fn start(&self, workers: &mut Vec<Worker>) -> anyhow::Result<Interception> {
@@ -343,6 +336,19 @@ impl admin::Source for Control {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Waits for workers that were told to end. One that is in the middle of something long does not keep the
+/// process from it.
+async fn join(mut workers: Vec<Worker>) -> anyhow::Result<()> {
+    let end = clock::now() + WORKER_GRACE;
+    while !workers.iter().all(Worker::is_finished) && clock::now() < end {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let busy = workers.extract_if(.., |worker| !worker.is_finished()).count();
+    workers.into_iter().try_for_each(Worker::join)?;
+    anyhow::ensure!(busy == 0, "{busy} workers have not ended within {WORKER_GRACE:?}");
+    Ok(())
 }
 
 /// Waits until a worker has ended that nobody has told to, and says why it has.

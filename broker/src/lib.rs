@@ -2,6 +2,7 @@
 //!
 #![doc = include_str!("../ARCHITECTURE.md")]
 
+mod aside;
 mod chain;
 pub mod clock;
 pub mod config;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
+use crate::aside::aside;
 use crate::clock;
 use crate::config::discovery::{Discovery, OnEmpty};
 use crate::config::health::HealthCheck;
@@ -31,6 +32,9 @@ use crate::stats::{MembershipSnapshot, Registry};
 
 /// How often the health of origins is looked at.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// Pause before a thread is asked for again that could not be had.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// How often limits are looked at.
 const LOOK_AT_LIMITS: Duration = Duration::from_millis(100);
@@ -416,11 +420,7 @@ impl Followed {
             if !ranking.is_of(&members, place) {
                 let (subset, members) = (self.subset, Arc::clone(&members));
                 let rank = move || Ranking::new(members, subset, place);
-                match tokio::task::spawn_blocking(rank).await {
-                    Ok(ranked) => ranking = ranked,
-                    // The runtime is ending.
-                    Err(_) => return,
-                }
+                ranking = done("rank", rank).await;
             }
             if let Some(checked) = &mut checked {
                 checked.follow(&ranking, self.common.watch.as_deref());
@@ -453,7 +453,7 @@ impl Followed {
         let (listening, all) = (Arc::clone(&self.listening), Arc::clone(&list));
         // The kernel may have to be asked for each.
         let look = move || all.without(|member| listening.takes(member.address));
-        let others = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+        let others = done("listeners", look).await;
         let own = list.members().len() - others.as_ref().unwrap_or(&list).members().len();
         if std::mem::replace(&mut lock(&self.state).own_listeners, own) != own && own > 0 {
             tracing::warn!(
@@ -599,4 +599,18 @@ impl Followed {
 /// A place on the ring in 0..1.
 fn turns(place: u64) -> f64 {
     place as f64 / 2f64.powi(64)
+}
+/// What `work` comes to, however long it takes to get a thread for it: the origins stay as they are until
+/// then.
+async fn done<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> T + Clone + Send + 'static,
+) -> T {
+    loop {
+        match aside(what, work.clone()).await {
+            Ok(result) => return result,
+            Err(error) => tracing::warn!(%error, "the origins stay as they are"),
+        }
+        tokio::time::sleep(ASK_AGAIN_AFTER).await;
+    }
 }

@@ -77,6 +77,9 @@ impl Limit {
     }
 }
 
+/// So many origins are remembered before it pays to forget some.
+const HOSTS_MIN: usize = 64;
+
 /// No exchange waits.
 const NOBODY: u64 = u64::MAX;
 
@@ -96,7 +99,7 @@ pub struct Budget {
     guarantees: bool,
     /// Connections over the limit, to origins that had none.
     pub guaranteed: Counter,
-    hosts: Mutex<HashMap<SocketAddr, Weak<Host>>>,
+    hosts: Mutex<Hosts>,
     /// Connections that are never opened before somebody asks for one.
     reserve: usize,
     seats: Vec<Seat>,
@@ -137,6 +140,24 @@ pub struct ConnectionPermit {
 /// The right to have one exchange under way. Dropping it gives it back.
 #[derive(Debug)]
 pub struct RequestPermit(Arc<Budget>);
+
+/// The origins that some worker has a pool for.
+#[derive(Debug, Default)]
+struct Hosts {
+    by_address: HashMap<SocketAddr, Weak<Host>>,
+    /// At this size it is time to forget those that nobody has any more.
+    full: usize,
+}
+
+impl Hosts {
+    fn insert(&mut self, origin: SocketAddr, host: &Arc<Host>) {
+        if self.by_address.len() >= self.full {
+            self.by_address.retain(|_, host| host.strong_count() > 0);
+            self.full = (2 * self.by_address.len()).max(HOSTS_MIN);
+        }
+        self.by_address.insert(origin, Arc::downgrade(host));
+    }
+}
 
 /// A place in the queue of those that wait. Dropping it gives it back.
 #[derive(Debug)]
@@ -194,16 +215,21 @@ impl Budget {
     #[must_use]
     pub fn host(&self, origin: SocketAddr) -> Arc<Host> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(host) = hosts.get(&origin).and_then(Weak::upgrade) {
+        if let Some(host) = hosts.by_address.get(&origin).and_then(Weak::upgrade) {
             return host;
         }
         let host = Arc::new(Host {
             connections: self.per_origin.map(Limit::new),
             open: AtomicUsize::new(0),
         });
-        hosts.retain(|_, host| host.strong_count() > 0);
-        hosts.insert(origin, Arc::downgrade(&host));
+        hosts.insert(origin, &host);
         host
+    }
+
+    /// How many origins are remembered, with those that nobody has any more.
+    #[cfg(test)]
+    pub(super) fn hosts_known(&self) -> usize {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).by_address.len()
     }
 
     /// Whether a connection to this origin could be opened now.

@@ -257,11 +257,13 @@ impl Origins {
         let mut by_address: std::collections::HashMap<_, _> =
             self.all().into_iter().map(|origin| (origin.address, origin)).collect();
         let mut current = Vec::with_capacity(origins.len());
+        let mut vacant = 0;
         for chosen in origins {
-            let origin = match by_address.remove(&chosen.address) {
-                Some(known) => known,
-                None => self.add(chosen.address),
-            };
+            let origin = by_address.remove(&chosen.address).unwrap_or_else(|| {
+                let origin = self.add(chosen.address, vacant);
+                vacant = origin.place + 1;
+                origin
+            });
             origin.set_weight(chosen.weight);
             origin.set_leaving(false);
             current.push(origin);
@@ -275,11 +277,13 @@ impl Origins {
         left
     }
 
-    fn add(&mut self, address: SocketAddr) -> Rc<Origin> {
-        let place = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
+    /// Adds an origin at the first vacant place, which is not before `from`.
+    fn add(&mut self, address: SocketAddr, from: usize) -> Rc<Origin> {
+        let vacant = self.places.iter().skip(from).position(Option::is_none);
+        let place = vacant.map_or(self.places.len(), |vacant| from + vacant);
+        if place == self.places.len() {
             self.places.push(None);
-            self.places.len() - 1
-        });
+        }
         let metrics = self.records.origin(address);
         let stock = self.steer.as_ref().and_then(|steer| Stock::new(steer, place));
         // Another origin may have been in this place.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -511,6 +511,30 @@ fn a_lease_carries_bytes_both_ways() {
         let mut answer = [0; 16];
         let n = lease.stream().recv(&mut answer).await.unwrap();
         assert_eq!((&question, &answer[..n]), (b"question", &b"answer"[..]));
+    });
+}
+
+#[test]
+fn a_hundred_thousand_origins_are_taken_up_and_let_go() {
+    run(async {
+        let rig = Rig::new(1, Use::Reused, settings());
+        let many = 100_000;
+        let all = |port| {
+            let first = Ipv4Addr::LOCALHOST.to_bits();
+            let address = move |n| SocketAddr::new(Ipv4Addr::from_bits(first + n).into(), port);
+            (0..many).map(move |n| Chosen::at(address(n))).collect::<Vec<_>>()
+        };
+        let places = || rig.pool.shared.origins.borrow().all().len();
+        // Not in a time that grows with the square of their number: this would be no test then.
+        for port in 80..85 {
+            rig.pool.set_origins(&all(port));
+            rig.pool.tick();
+            assert_eq!(places(), many as usize);
+        }
+        assert!(rig.pool.shared.budget.hosts_known() <= 2 * many as usize);
+        rig.pool.set_origins(&all(80)[..10]);
+        rig.pool.tick();
+        assert_eq!(places(), 10);
     });
 }
 
