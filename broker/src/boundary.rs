@@ -34,6 +34,9 @@ pub enum CloseReason {
     Truncated,
     /// Bytes after the end of the response, or with no request under way.
     Unsolicited,
+    /// The origin has answered a request's body as if it were a request of its own, and may do so with this
+    /// one's.
+    UnreadBody,
     /// The client went away before the end.
     ClientGone,
     /// Authentication that belongs to the connection (NTLM, Negotiate).

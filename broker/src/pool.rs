@@ -330,7 +330,9 @@ impl Pool {
                 steered.extend(self.shared.attend(&origin, attention));
             }
             let removed = origin.is_leaving().then_some(EvictReason::OriginRemoved);
-            if let Some(reason) = self.shared.closing.get().or(removed) {
+            let unread = EvictReason::Exchange(CloseReason::UnreadBody);
+            let unread = origin.host.leaves_bodies().then_some(unread);
+            if let Some(reason) = self.shared.closing.get().or(removed).or(unread) {
                 for connection in stock.take_all() {
                     origin.close(connection, reason);
                 }

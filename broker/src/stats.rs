@@ -87,7 +87,7 @@ pub enum EvictReason {
 
 impl EvictReason {
     /// Every reason, in the order of [`EvictReason::index`].
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::IdleClosed,
         Self::IdleBytes,
         Self::IdleTtl,
@@ -106,6 +106,7 @@ impl EvictReason {
         Self::Exchange(CloseReason::EarlyResponse),
         Self::Exchange(CloseReason::Truncated),
         Self::Exchange(CloseReason::Unsolicited),
+        Self::Exchange(CloseReason::UnreadBody),
         Self::Exchange(CloseReason::ClientGone),
         Self::Exchange(CloseReason::ConnectionAuth),
         Self::Exchange(CloseReason::NoBoundary),
@@ -137,6 +138,7 @@ impl EvictReason {
                 CloseReason::EarlyResponse => "early_response",
                 CloseReason::Truncated => "truncated",
                 CloseReason::Unsolicited => "unsolicited",
+                CloseReason::UnreadBody => "unread_body",
                 CloseReason::ClientGone => "client_gone",
                 CloseReason::ConnectionAuth => "connection_auth",
                 CloseReason::NoBoundary => "no_boundary",

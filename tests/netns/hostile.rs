@@ -149,6 +149,52 @@ fn a_body_that_an_origin_may_ignore_is_not_the_next_request() {
 }
 
 #[test]
+fn an_origin_that_answers_a_body_is_not_trusted_with_bodies_again() {
+    let setup = Service { pool: "prewarm = 2", ..Service::default() }.start(|peer| {
+        while let Some(request) = peer.request()? {
+            peer.respond(request.target())?;
+            if request.target() == "/unread" {
+                // What it makes of the body.
+                std::thread::sleep(Duration::from_millis(20));
+                peer.respond("/stolen")?;
+            }
+        }
+        Ok(())
+    });
+    let ask = |method: &str, target: &str| {
+        let mut client = setup.client();
+        let body = "GET /stolen HTTP/1.1\r\nHost: case\r\n\r\n";
+        let rest = match method {
+            "POST" => format!("Content-Length: {}\r\n\r\n{body}", body.len()),
+            _ => "\r\n".into(),
+        };
+        client.send(format!("{method} {target} HTTP/1.1\r\nHost: case\r\n{rest}")).unwrap();
+        let response = client.response().unwrap();
+        assert_eq!(String::from_utf8_lossy(&response.body), target);
+    };
+    let evicted = |reason: &str| {
+        let service = setup.daemon.service().unwrap();
+        service.origins[0].evicted.get(reason).copied().unwrap_or(0)
+    };
+    for _ in 0..3 {
+        ask("POST", "/read");
+    }
+    assert_eq!(evicted("unread_body"), 0);
+    ask("POST", "/unread");
+    eventually(SOON, "the bytes that nobody asked for have come", || {
+        evicted("idle_bytes") + evicted("unsolicited") == 1
+    });
+    for n in 1..=3 {
+        ask("POST", "/read");
+        eventually(SOON, "its connection is closed", || evicted("unread_body") == n);
+        ask("GET", "/bodiless");
+    }
+    assert!(setup.daemon.log().contains("answer a request's body"), "{}", setup.daemon.log());
+    setup.settled();
+    assert_eq!(evicted("unread_body"), 3);
+}
+
+#[test]
 fn a_half_sent_request_to_the_admin_socket_does_not_keep_the_daemon() {
     for begun in ["", "GET /v1/snap", "GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"] {
         let mut setup = Setup::http(Peer::serve);

@@ -105,6 +105,14 @@ pub enum Framing {
     Chunked,
 }
 
+impl Framing {
+    /// Whether a body may follow the head.
+    #[must_use]
+    pub fn has_body(self) -> bool {
+        !matches!(self, Self::None | Self::Length(0))
+    }
+}
+
 /// How far one direction of an exchange has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {

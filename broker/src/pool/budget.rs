@@ -14,7 +14,7 @@ mod retries;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{
-    AtomicU64, AtomicUsize,
+    AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -128,6 +128,8 @@ struct Seat {
 pub struct Host {
     connections: Option<Limit>,
     open: AtomicUsize,
+    /// It has answered the body of a request as if it were the next request.
+    leaves_bodies: AtomicBool,
 }
 
 /// The right to have one connection. Dropping it gives it back.
@@ -221,6 +223,7 @@ impl Budget {
         let host = Arc::new(Host {
             connections: self.per_origin.map(Limit::new),
             open: AtomicUsize::new(0),
+            leaves_bodies: AtomicBool::new(false),
         });
         hosts.insert(origin, &host);
         host
@@ -405,6 +408,17 @@ impl Host {
     /// Counts a connection if there is none.
     fn take_first(&self) -> bool {
         self.open.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Whether it is known to take a request's body for the next request.
+    #[must_use]
+    pub fn leaves_bodies(&self) -> bool {
+        self.leaves_bodies.load(Relaxed)
+    }
+
+    /// It does that. Answers whether this is news.
+    pub fn has_left_body(&self) -> bool {
+        !self.leaves_bodies.swap(true, Relaxed)
     }
 
     /// Whether the origin may have one more.

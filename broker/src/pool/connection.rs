@@ -35,6 +35,8 @@ pub(super) struct Open {
     /// Somebody else, such as another broker, has rewritten where it goes, and may steer it: it cannot be
     /// in two hands.
     pub(super) rewritten: bool,
+    /// When its last exchange ended, if its request had a body.
+    pub(super) body_taken: Option<Instant>,
     /// Since when it is idle, if it is.
     pub(super) idle_since: Option<Instant>,
     waker: Waker,
@@ -54,7 +56,7 @@ impl Connection {
         // Its peer's address would be what we have dialled.
         let is_local = stream.local_addr().is_ok_and(|own| own.ip().to_canonical().is_loopback());
         let rewritten = is_local && !origin.address.ip().to_canonical().is_loopback();
-        let (attached, idle_since) = (None, None);
+        let (attached, idle_since, body_taken) = (None, None, None);
         Self(Box::new(Open {
             stream,
             attached,
@@ -62,6 +64,7 @@ impl Connection {
             id,
             life,
             rewritten,
+            body_taken,
             idle_since,
             waker,
         }))

@@ -122,6 +122,14 @@ impl Lease {
         }
     }
 
+    /// The exchange has ended at a boundary. What comes after it may tell what the origin has made of its
+    /// body.
+    pub fn request_had_body(&mut self, had_body: bool) {
+        if let Some(connection) = &mut self.connection {
+            connection.body_taken = had_body.then(clock::now);
+        }
+    }
+
     /// Counts an exchange that failed here before the response began and is repeated elsewhere.
     pub fn count_repeat(&self) {
         self.origin.metrics.retried.inc();

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -17,12 +17,17 @@ use super::connection::Connection;
 use super::idle::{IdleList, Limits};
 use super::ready::Ready;
 use super::stock::{Steer, Stock};
+use crate::boundary::CloseReason;
 use crate::clock;
 use crate::config::PoolConfig;
 use crate::origin::{Chosen, outlier};
 use crate::stats::{EvictReason, OriginMetrics, ServiceRecords};
 
 const HUNDRED: NonZeroU32 = NonZeroU32::new(100).unwrap();
+
+/// What comes unasked later than this after a request with a body has to do with something else, such as
+/// an idle connection that the origin ends with a 408.
+const BODY_ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// One origin of a pool.
 pub(super) struct Origin {
@@ -102,6 +107,7 @@ impl Origin {
     }
 
     pub(super) fn close(&self, connection: Connection, reason: EvictReason) {
+        self.suspect(&connection, reason);
         let idle_since = connection.idle_since;
         // Whoever gets its place could otherwise come to the origin before the end of this one. What is
         // cut off must not look like an end, though, and at the end of the daemon nobody comes.
@@ -121,6 +127,25 @@ impl Origin {
         }
         self.metrics.evict(reason);
         self.publish();
+    }
+
+    /// What comes unasked soon after a request with a body may be the answer to that body: there are
+    /// origins that do not read it and take it for the next request, such as a handler that forgets to.
+    /// Whoever asked next could get what the body's author wants.
+    fn suspect(&self, connection: &Connection, reason: EvictReason) {
+        let unasked = matches!(
+            reason,
+            EvictReason::IdleBytes | EvictReason::Exchange(CloseReason::Unsolicited)
+        );
+        let soon =
+            |taken: Instant| clock::now().saturating_duration_since(taken) < BODY_ANSWERED_WITHIN;
+        if unasked && connection.body_taken.is_some_and(soon) && self.host.has_left_body() {
+            tracing::warn!(
+                origin = %self.address,
+                "the origin seems to answer a request's body as if it were a request: from now on its \
+                 connections are closed after requests that have one"
+            );
+        }
     }
 
     pub(super) fn count_failed_dial(&self, error: &io::Error) {

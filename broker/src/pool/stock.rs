@@ -276,7 +276,7 @@ impl Stock {
         let slots = steering.layout().group_slots();
         let used = self.used.get();
         let free = (!used).trailing_zeros() as usize;
-        if free >= slots || connection.rewritten {
+        if free >= slots {
             return None;
         }
         let slot = self.group * slots + free;

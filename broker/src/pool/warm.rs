@@ -73,6 +73,8 @@ impl Shared {
             Err(EvictReason::OriginRemoved)
         } else if connection.attached.as_ref().is_some_and(Attached::is_spent) {
             Err(EvictReason::Exchange(CloseReason::IncompleteRequest))
+        } else if connection.body_taken.is_some() && origin.host.leaves_bodies() {
+            Err(EvictReason::Exchange(CloseReason::UnreadBody))
         } else {
             origin.idle.borrow().admits(&connection.life, now)
         };
@@ -135,7 +137,10 @@ impl Shared {
         now: Instant,
     ) -> Option<Connection> {
         let Some(stock) = &origin.stock else { return Some(connection) };
-        let back = if stock.is_wanted(now) && stock.held() < self.config.max_idle {
+        // The kernel would neither know of the one nor see the other.
+        let may_be_steered = !connection.rewritten && !origin.host.leaves_bodies();
+        let wanted = may_be_steered && stock.is_wanted(now);
+        let back = if wanted && stock.held() < self.config.max_idle {
             stock.publish(connection, self.config.max_requests, idle_for)
         } else {
             Published::NoPlace(connection)

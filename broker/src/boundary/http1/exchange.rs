@@ -349,7 +349,7 @@ impl Exchange {
     /// or chunking where there must be none (1xx, 204) is forwarded and ends the reuse.
     fn after(&mut self, head: &ResponseHead) -> Result<Phase, Ambiguous> {
         let framing = head.fields.framing(head.version)?;
-        let has_body = !matches!(framing, None | Some(Framing::Length(0)));
+        let has_body = framing.is_some_and(Framing::has_body);
         self.ties_to_client |= head.fields.connection_auth;
         if let 100..=199 = head.status {
             let known = matches!(head.status, 100 | 102 | 103);

@@ -146,7 +146,7 @@ impl RequestReader {
 
     fn head(&mut self, method: Method, version: Version) -> Result<RequestHead, Ambiguous> {
         let framing = self.fields.framing(version)?.unwrap_or(Framing::None);
-        let has_body = !matches!(framing, Framing::None | Framing::Length(0));
+        let has_body = framing.has_body();
         // RFC 9110 section 9.3.6: the bytes after a CONNECT are the tunnel's.
         if method == Method::Connect && framing != Framing::None {
             return Err(Ambiguous);
