@@ -18,3 +18,15 @@ pub(crate) async fn aside<T: Send + 'static>(
         .with_context(|| format!("starting a thread for {what:?}"))?;
     done.await.with_context(|| format!("the thread {what:?} has panicked"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_error() {
+        assert_eq!(aside("sum", || 1 + 1).await.unwrap(), 2);
+        let error = aside::<()>("bad", || panic!("on purpose")).await.unwrap_err();
+        assert!(error.to_string().contains("the thread \"bad\" has panicked"), "{error}");
+    }
+}
