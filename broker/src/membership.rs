@@ -11,6 +11,7 @@ pub mod eds;
 pub mod file;
 pub mod gather;
 pub mod kubernetes;
+mod thread;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -222,16 +223,21 @@ impl Feed {
     }
 }
 
-/// Something that knows who the members are. Runs on the control thread, for as long as the daemon
+/// Something that knows who the members are. Runs in a thread of its own, for as long as the daemon
 /// does, and survives whatever it watches: it reports what is wrong and tries again.
 pub trait Source: Send {
     /// Watches, and feeds each list as it comes. Dropping the future ends it.
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// The source that a configuration names. Their sockets are marked in `datapath` as the broker's own.
-#[must_use]
-pub fn source(config: &discovery::Source, datapath: &Arc<dyn Datapath>) -> Box<dyn Source> {
+/// Has the source that a configuration names feed what it learns, for as long as somebody reads it. Its
+/// sockets are marked in `datapath` as the broker's own.
+pub async fn follow(config: discovery::Source, datapath: Arc<dyn Datapath>, feed: Feed) {
+    let name = format!("origins-{}", config.name());
+    thread::keep(&name, || source(&config, &datapath), feed).await;
+}
+
+fn source(config: &discovery::Source, datapath: &Arc<dyn Datapath>) -> Box<dyn Source> {
     let datapath = Arc::clone(datapath);
     match config.clone() {
         discovery::Source::File(file) => Box::new(file::File::new(file.path)),

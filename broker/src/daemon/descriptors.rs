@@ -7,8 +7,11 @@ use crate::config::{Config, Service, Steer};
 /// What the kernel programs, their maps, links and trials need at most.
 const PROGRAMS: u64 = 64;
 
-/// The control thread: the event loop, standard streams, the admin socket, discovery and checks.
+/// The control thread: the event loop, standard streams, the admin socket and checks.
 const CONTROL: u64 = 48;
+
+/// A source of origins: its thread's event loop, and its connections.
+const SOURCE: u64 = 8;
 
 /// A worker's own: the event loop, the reserve, and what must be free for it to take clients.
 const WORKER: u64 = 16;
@@ -74,7 +77,8 @@ fn at_start(config: &Config) -> u64 {
         number(service.listen.len()) + kinds * (2 + netns)
     };
     let listeners: u64 = config.services.iter().map(listeners).sum();
-    PROGRAMS + CONTROL + workers * (WORKER + listeners)
+    let sources = config.services.iter().filter(|service| service.discovery.is_some()).count();
+    PROGRAMS + CONTROL + SOURCE * number(sources) + workers * (WORKER + listeners)
 }
 
 /// Origin sockets, and the clients whose exchanges are under way or wait.

@@ -137,8 +137,8 @@ impl Origins {
                 continue;
             }
             let gather = service.discovery.as_ref().map(|discovery| {
-                let source = membership::source(&discovery.source, datapath);
-                tokio::spawn(source.watch(service.feed.clone()));
+                let (source, datapath) = (discovery.source.clone(), Arc::clone(datapath));
+                tokio::spawn(membership::follow(source, datapath, service.feed.clone()));
                 let Discovery { debounce, debounce_max, on_empty, .. } = *discovery;
                 Gather::new(service.latest.clone(), debounce, debounce_max, on_empty)
             });
