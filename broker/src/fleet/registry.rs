@@ -33,6 +33,10 @@ pub(super) const PART: &str = "etcd";
 /// How long more gateways are waited for after one has come.
 const SETTLE: Duration = Duration::from_millis(500);
 
+/// Changes of the registry are read no more often: etcd gathers what waits, and one without an end is not to
+/// keep the control thread busy.
+const CHANGES_EVERY: Duration = Duration::from_millis(10);
+
 /// Longest pause of one who waits in the queue and was overtaken all the same.
 const LOST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -267,6 +271,7 @@ impl Registry {
                         Step::Create(_) | Step::Replace(..) | Step::Full => return Ok(()),
                     }
                     change = self.change(&holders, change);
+                    tokio::time::sleep(CHANGES_EVERY).await;
                 }
                 () = due(change) => {
                     change = None;
