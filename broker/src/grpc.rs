@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use prost::Message;
+use prost::bytes::{Buf as _, Bytes};
 use tokio_stream::Stream;
 use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::codegen::http::Uri;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -25,8 +27,9 @@ use crate::config::tls::{Credentials, Tls};
 use crate::datapath::Datapath;
 use crate::outbound;
 
-/// Largest message that is taken: a list of as many members as are taken has about this size.
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Largest message that is taken: 160 bytes for each of as many members as are taken. An address, its port,
+/// a weight and a health are 30 to 60 of them, and the rest is for what control planes like to add.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// A header that goes with each call.
 pub type Header = (&'static str, MetadataValue<Ascii>);
@@ -111,9 +114,27 @@ impl Client {
         Q: Message + 'static,
         R: Message + Default + 'static,
     {
+        self.stream_with(path, requests, ProstCodec::default()).await
+    }
+
+    /// The same with answers as they are sent: a message of nothing but two bytes for each field takes
+    /// dozens of times its size once it is decoded, and whoever asked may want to look at it before.
+    pub async fn stream_encoded<Q: Message + 'static>(
+        &self,
+        path: &'static str,
+        requests: impl Stream<Item = Q> + Send + 'static,
+    ) -> Result<Streaming<Bytes>, Status> {
+        self.stream_with(path, requests, Encoded(ProstCodec::default())).await
+    }
+
+    async fn stream_with<C: Codec<Encode: Send + Sync, Decode: Send + Sync>>(
+        &self,
+        path: &'static str,
+        requests: impl Stream<Item = C::Encode> + Send + 'static,
+        codec: C,
+    ) -> Result<Streaming<C::Decode>, Status> {
         let mut grpc = self.ready().await?;
         let path = PathAndQuery::from_static(path);
-        let codec = ProstCodec::default();
         Ok(grpc.streaming(self.request(requests), path, codec).await?.into_inner())
     }
 
@@ -129,6 +150,35 @@ impl Client {
         let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(|error| Status::unavailable(chain(&error)))?;
         Ok(grpc)
+    }
+}
+
+/// Encodes what is sent, and leaves what comes as it is.
+struct Encoded<Q>(ProstCodec<Q, ()>);
+
+impl<Q: Message + 'static> Codec for Encoded<Q> {
+    type Encode = Q;
+    type Decode = Bytes;
+    type Encoder = <ProstCodec<Q, ()> as Codec>::Encoder;
+    type Decoder = AsItIs;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        self.0.encoder()
+    }
+
+    fn decoder(&mut self) -> AsItIs {
+        AsItIs
+    }
+}
+
+struct AsItIs;
+
+impl Decoder for AsItIs {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(message.copy_to_bytes(message.remaining())))
     }
 }
 

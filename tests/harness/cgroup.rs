@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::leftovers;
+use crate::process::Process;
 use crate::wait::within;
 
 /// A cgroup v2 directory of our own. Dropping it kills what is inside and removes it.
@@ -79,6 +80,57 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         remove(&self.directory);
     }
+}
+
+/// How many threads a process may have. Drop it after the process.
+#[derive(Debug)]
+pub struct ThreadLimit(PathBuf);
+
+impl ThreadLimit {
+    /// No limit yet, for a running process.
+    pub fn of(process: &Process) -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let mount = pids_mount()?;
+        leftovers::sweep(&mount, remove);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let limit = Self(mount.join(format!("{}pids{number}", leftovers::prefix())));
+        fs::create_dir(&limit.0).with_context(|| format!("mkdir {}", limit.0.display()))?;
+        fs::write(limit.0.join("cgroup.procs"), process.pid().to_string())?;
+        Ok(limit)
+    }
+
+    /// From now on it gets none beyond those that it has.
+    pub fn no_more(&self) -> Result<()> {
+        Ok(fs::write(self.0.join("pids.max"), "1")?)
+    }
+
+    /// Lifts the limit.
+    pub fn lift(&self) -> Result<()> {
+        Ok(fs::write(self.0.join("pids.max"), "max")?)
+    }
+}
+
+impl Drop for ThreadLimit {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+/// Where the controller for that is: in a hierarchy of its own, or in cgroup2.
+fn pids_mount() -> Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let own = mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split(' ');
+        let is_own = right.next()? == "cgroup" && right.nth(1)?.split(',').any(|o| o == "pids");
+        is_own.then(|| left.split(' ').nth(4))?
+    });
+    if let Some(own) = own {
+        return Ok(own.into());
+    }
+    let mount = mount_point()?;
+    fs::write(mount.join("cgroup.subtree_control"), "+pids").context("no pids controller")?;
+    Ok(mount)
 }
 
 /// Where cgroup2 is mounted; not everywhere at `/sys/fs/cgroup`.

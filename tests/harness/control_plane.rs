@@ -18,7 +18,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::{
     EndpointDiscoveryService, EndpointDiscoveryServiceServer,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TcpIncoming;
@@ -35,6 +35,7 @@ pub struct ControlPlane {
     scheme: &'static str,
     whole: Receiver<Dialogue<DiscoveryRequest, DiscoveryResponse>>,
     delta: Receiver<Dialogue<DeltaDiscoveryRequest, DeltaDiscoveryResponse>>,
+    reads: watch::Sender<bool>,
     _stop: oneshot::Sender<()>,
 }
 
@@ -55,7 +56,8 @@ impl ControlPlane {
         let (whole_sender, whole) = channel();
         let (delta_sender, delta) = channel();
         let (stop, stopped) = oneshot::channel::<()>();
-        let service = Service { whole: whole_sender, delta: delta_sender };
+        let (reads, reading) = watch::channel(true);
+        let service = Service { whole: whole_sender, delta: delta_sender, reading };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = {
             let _inside = runtime.enter();
@@ -79,13 +81,19 @@ impl ControlPlane {
                 }
             });
         });
-        Ok(Self { address, scheme, whole, delta, _stop: stop })
+        Ok(Self { address, scheme, whole, delta, reads, _stop: stop })
     }
 
     /// Where it is, as the configuration wants it.
     #[must_use]
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.address)
+    }
+
+    /// Whether requests on streams that are opened from now on are read at once, or when this is said
+    /// again.
+    pub fn read(&self, reads: bool) {
+        self.reads.send_replace(reads);
     }
 
     /// The next stream that a client opens, in the state-of-the-world form.
@@ -147,6 +155,7 @@ impl<Q, R> Dialogue<Q, R> {
 struct Service {
     whole: Sender<Dialogue<DiscoveryRequest, DiscoveryResponse>>,
     delta: Sender<Dialogue<DeltaDiscoveryRequest, DeltaDiscoveryResponse>>,
+    reading: watch::Receiver<bool>,
 }
 
 type Answers<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
@@ -156,12 +165,14 @@ type Answers<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 async fn open<Q: Send + 'static, R: Send + 'static>(
     method: &'static str,
     dialogues: &Sender<Dialogue<Q, R>>,
+    mut reading: watch::Receiver<bool>,
     request: Request<Streaming<Q>>,
 ) -> Result<Response<Answers<R>>, Status> {
     let mut requests = request.into_inner();
     let (asked_sender, asked) = channel();
     let (say, mut said) = mpsc::unbounded_channel();
     tokio::spawn(async move {
+        reading.wait_for(|reads| *reads).await.ok();
         while let Ok(Some(request)) = requests.message().await {
             if asked_sender.send(request).is_err() {
                 break;
@@ -184,14 +195,14 @@ impl AggregatedDiscoveryService for Service {
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
-        open("ADS", &self.whole, request).await
+        open("ADS", &self.whole, self.reading.clone(), request).await
     }
 
     async fn delta_aggregated_resources(
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        open("ADS", &self.delta, request).await
+        open("ADS", &self.delta, self.reading.clone(), request).await
     }
 }
 
@@ -204,14 +215,14 @@ impl EndpointDiscoveryService for Service {
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamEndpointsStream>, Status> {
-        open("EDS", &self.whole, request).await
+        open("EDS", &self.whole, self.reading.clone(), request).await
     }
 
     async fn delta_endpoints(
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaEndpointsStream>, Status> {
-        open("EDS", &self.delta, request).await
+        open("EDS", &self.delta, self.reading.clone(), request).await
     }
 
     async fn fetch_endpoints(

@@ -219,6 +219,11 @@ impl Process {
         self.status_bytes("VmRSS:")
     }
 
+    /// The most resident memory so far, bytes.
+    pub fn rss_peak(&self) -> Result<u64> {
+        self.status_bytes("VmHWM:")
+    }
+
     /// Resident memory of the program's own making, bytes: without the text, whose size is the
     /// build's (a debug build has five times as much).
     pub fn heap(&self) -> Result<u64> {

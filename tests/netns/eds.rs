@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use broker::clock;
 use broker::config::discovery::{self, EdsApi};
 use broker::config::tls::{Identity, Tls};
 use broker::datapath::Inert;
 use broker::membership::{self, Feed, Health, Latest};
+use broker::stats::MembershipSnapshot;
 use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
 use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
 use envoy_types::pb::envoy::config::core::v3::{Address, HealthStatus, Locality, SocketAddress};
@@ -21,6 +23,8 @@ use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
 };
 use envoy_types::pb::google::protobuf::{Any, UInt32Value};
+use harness::cgroup::ThreadLimit;
+use harness::control_plane::Dialogue;
 use harness::load::{self, Plan};
 use harness::origin::nginx;
 use harness::{Authority, ControlPlane, Daemon, Lab, eventually};
@@ -208,13 +212,75 @@ fn refusals_in_a_row_are_no_storm() {
     stream.say(whole("1", "b", bad()));
     assert!(stream.is_silent(), "not at once");
     assert_eq!(heard(&stream.asked()), ("", "b", true), "but it is said");
-    // What comes meanwhile is taken up, and what was held back is no longer of interest.
     stream.say(whole("1", "c", bad()));
     stream.say(whole("2", "d", members(2)));
+    assert_eq!(heard(&stream.asked()), ("", "c", true));
     assert_eq!(heard(&stream.asked()), ("2", "d", false));
     follower.has(2, "2");
     stream.say(whole("3", "e", bad()));
     assert_eq!(heard(&stream.asked()), ("2", "e", true), "at once again");
+}
+
+/// HTTP/2 holds up who does not wait for them.
+#[test]
+fn no_more_is_read_than_is_refused() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let stream = plane.stream();
+    assert_eq!(heard(&stream.asked()), ("", "", false));
+    for nonce in 1..=1000 {
+        stream.say(whole("1", &nonce.to_string(), bad()));
+    }
+    for nonce in 1..=4 {
+        assert_eq!(heard(&stream.asked()), ("", &*nonce.to_string(), true));
+        let refused = follower.now().refused;
+        assert!(refused <= nonce + 1, "{refused} were read");
+    }
+}
+
+/// Nobody has asked for it, so nothing is replied; but it is told, and no storm either.
+#[test]
+fn answers_of_other_types_are_told() {
+    let plane = control_plane();
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let stream = plane.stream();
+    assert_eq!(heard(&stream.asked()), ("", "", false));
+    let began = clock::now();
+    for nonce in ["a", "b", "c"] {
+        stream.say(DiscoveryResponse {
+            type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".into(),
+            ..whole("1", nonce, members(1))
+        });
+    }
+    follower.wait("the reason", |l| {
+        l.refused == 3 && l.error.as_ref().is_some_and(|e| e.contains("was not asked for"))
+    });
+    let took = clock::now() - began;
+    assert!(took >= Duration::from_millis(500), "{took:?}");
+    assert!(stream.is_silent());
+    stream.say(whole("1", "d", members(1)));
+    assert_eq!(heard(&stream.asked()), ("1", "d", false));
+    follower.has(1, "1");
+}
+
+/// It would never hear that a list was refused, and nothing that it sends would be read.
+#[test]
+fn a_server_that_reads_nothing_is_lost() {
+    let plane = control_plane();
+    plane.read(false);
+    let follower = Follower::start(&plane, EdsApi::Whole, true);
+    let stream = plane.stream();
+    // More than fits into the queues and windows in between.
+    for version in 1..=100 {
+        stream.say(whole(&version.to_string(), &"n".repeat(100_000), members(1)));
+    }
+    follower.wait("the loss", |l| {
+        l.error.as_ref().is_some_and(|e| e.contains("has read nothing for 1s"))
+    });
+    plane.read(true);
+    let stream = plane.stream();
+    stream.say(whole("101", "a", members(2)));
+    follower.has(2, "101");
 }
 
 #[test]
@@ -383,19 +449,104 @@ fn a_storm_of_updates_ends_with_the_last_one() {
     }
 }
 
+/// A daemon that follows a control plane at this URL in the host's namespace, where there is one.
+fn start_daemon(lab: &Lab, daemon: &str, server: &str, discovery: &str) -> Daemon {
+    let service = Service { daemon, ..Service::default() }.render(lab);
+    let origins = service.lines().find(|line| line.starts_with("origins")).unwrap().to_owned();
+    let config = service.replace(&origins, "")
+        + "[service.discovery]\n"
+        + discovery
+        + &format!("[service.discovery.eds]\nserver = {server:?}\nnode_id = \"it\"\n");
+    Daemon::start(lab, &config).unwrap()
+}
+
+fn plane_of(lab: &Lab) -> ControlPlane {
+    let listener = lab.host.run(|| TcpListener::bind("127.0.0.1:18000")).unwrap();
+    ControlPlane::start(listener).unwrap()
+}
+
+/// What the control plane says while the daemon starts is its first list.
+fn first_list(lab: &Lab, daemon: &str, server: &str, plane: &ControlPlane) -> (Daemon, Stream) {
+    thread::scope(|scope| {
+        let starting = scope.spawn(|| start_daemon(lab, daemon, server, ""));
+        let stream = plane.stream();
+        stream.say(whole("0", "0", members(1)));
+        (starting.join().unwrap(), stream)
+    })
+}
+
+type Stream = Dialogue<DiscoveryRequest, DiscoveryResponse>;
+
+fn source(daemon: &Daemon) -> MembershipSnapshot {
+    daemon.service().unwrap().membership.unwrap()
+}
+
+/// The thread that a list is ranked in, or the one that a name is looked up in, may be one too many.
+#[test]
+fn a_thread_that_is_not_to_be_had_is_tried_again() {
+    let lab = Lab::new(1).unwrap();
+    let plane = plane_of(&lab);
+    let events = lab.directory().join("events");
+    let event_log = format!("event_log = {events:?}");
+    let (mut daemon, stream) = first_list(&lab, &event_log, "http://localhost:18000", &plane);
+    let limit = ThreadLimit::of(daemon.process()).unwrap();
+    limit.no_more().unwrap();
+    stream.say(whole("1", "a", members(2)));
+    eventually(RETRY, "the list waits", || daemon.log().contains("the origins stay as they are"));
+    limit.lift().unwrap();
+    eventually(RETRY, "the list", || source(&daemon).members == 2);
+
+    limit.no_more().unwrap();
+    drop((stream, plane));
+    eventually(RETRY, "the lookup fails", || {
+        fs::read_to_string(&events).is_ok_and(|all| all.contains("a thread for \\\"lookup\\\""))
+    });
+    limit.lift().unwrap();
+    let plane = plane_of(&lab);
+    let stream = plane.stream();
+    stream.say(whole("2", "b", members(3)));
+    eventually(RETRY, "the new list", || source(&daemon).members == 3);
+    assert_eq!(source(&daemon).error, None);
+    daemon.stop().unwrap();
+    drop(limit);
+}
+
+/// Two bytes for each, and dozens of bytes in memory.
+#[test]
+fn a_message_of_nothing_takes_no_memory() {
+    let lab = Lab::new(1).unwrap();
+    let plane = plane_of(&lab);
+    let (mut daemon, stream) = first_list(&lab, "", "http://127.0.0.1:18000", &plane);
+    assert_eq!(heard(&stream.asked()), ("", "", false));
+    assert_eq!(heard(&stream.asked()), ("0", "0", false));
+    let before = daemon.process().rss_peak().unwrap();
+    let localities = Any { type_url: ASSIGNMENT.into(), value: [2 << 3 | 2, 0].repeat(7 << 20) };
+    stream.say(whole("1", "1", localities));
+    let refusal = stream.asked();
+    assert_eq!(heard(&refusal), ("0", "1", true));
+    let reason = refusal.error_detail.unwrap().message;
+    assert_eq!(reason, "more than 100000 localities");
+    let taken = daemon.process().rss_peak().unwrap() - before;
+    assert!(taken < 128 << 20, "{taken} bytes");
+
+    // What is larger than any list is not even read.
+    let localities = Any { type_url: ASSIGNMENT.into(), value: [2 << 3 | 2, 0].repeat(9 << 20) };
+    stream.say(whole("2", "2", localities));
+    eventually(RETRY, "the reason", || {
+        source(&daemon).error.is_some_and(|error| error.contains("message length too large"))
+    });
+    assert_eq!(source(&daemon).members, 1);
+    daemon.stop().unwrap();
+}
+
 #[test]
 fn clients_notice_nothing_of_updates() {
     let lab = Lab::new(3).unwrap();
     let _servers: Vec<_> = (0..3).map(|i| nginx::origin(&lab, i).unwrap()).collect();
-    let listener = lab.host.run(|| TcpListener::bind("127.0.0.1:18000")).unwrap();
-    let plane = ControlPlane::start(listener).unwrap();
-    let service = Service::default().render(&lab);
-    let origins = service.lines().find(|line| line.starts_with("origins")).unwrap().to_owned();
-    let config = service.replace(&origins, "")
-        + "[service.discovery]\ndebounce = \"20ms\"\n[service.discovery.eds]\n\
-           server = \"http://127.0.0.1:18000\"\nnode_id = \"it\"\n";
+    let plane = plane_of(&lab);
     let daemon = thread::scope(|scope| {
-        let starting = scope.spawn(|| Daemon::start(&lab, &config).unwrap());
+        let server = "http://127.0.0.1:18000";
+        let starting = scope.spawn(|| start_daemon(&lab, "", server, "debounce = \"20ms\"\n"));
         let stream = plane.stream();
         let list = |indices: &[u8]| {
             let origins = indices.iter().map(|&i| lab.origin(i));

@@ -22,6 +22,9 @@ use super::{Health, Member, Membership};
 /// Most members of one list: more are a mistake, and would take the daemon's memory.
 pub const MEMBERS_MAX: usize = 100_000;
 
+/// Longest name of a locality: it is written once, and kept with each of its members.
+const ZONE_BYTES_MAX: usize = 256;
+
 /// Reads a document in JSON.
 pub fn from_json(text: &str) -> Result<Membership, String> {
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
@@ -251,7 +254,8 @@ impl Assignment {
     fn membership(self) -> Result<Membership, String> {
         let mut members = Vec::new();
         for group in self.endpoints {
-            let zone = zone(&group.locality.region, &group.locality.zone, &group.locality.sub_zone);
+            let zone =
+                zone(&group.locality.region, &group.locality.zone, &group.locality.sub_zone)?;
             for endpoint in group.lb_endpoints {
                 let SocketAddress { address: text, port_value } =
                     endpoint.endpoint.address.socket_address;
@@ -277,10 +281,16 @@ impl Assignment {
 }
 
 /// A member's zone from Envoy's locality: the zone within the region, and the rack within it.
-#[must_use]
-pub fn zone(region: &str, zone: &str, sub_zone: &str) -> Option<String> {
+pub fn zone(region: &str, zone: &str, sub_zone: &str) -> Result<Option<String>, String> {
     let parts: Vec<_> = [region, zone, sub_zone].into_iter().filter(|p| !p.is_empty()).collect();
-    (!parts.is_empty()).then(|| parts.join("/"))
+    let zone = parts.join("/");
+    if zone.len() > ZONE_BYTES_MAX {
+        return Err(format!(
+            "a locality of {} bytes; at most {ZONE_BYTES_MAX} are taken",
+            zone.len()
+        ));
+    }
+    Ok((!zone.is_empty()).then_some(zone))
 }
 
 #[cfg(test)]

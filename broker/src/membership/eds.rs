@@ -5,6 +5,7 @@
 //! The order of changes that ADS exists for concerns resources that refer to each other, and here
 //! is only one.
 
+mod bounds;
 mod message;
 mod protocol;
 
@@ -13,13 +14,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prost::bytes::Bytes;
 use rand::rngs::StdRng;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::message::Node;
-use self::protocol::{Delta, Form, News, Whole};
+use self::protocol::{Delta, Form, Whole};
 use super::{Feed, Source, rng};
 use crate::clock;
 use crate::config::discovery::{self, EdsApi};
@@ -37,9 +38,13 @@ const PING: Duration = Duration::from_secs(5 * 60 + 5);
 /// Pauses between attempts to reach the server.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Pauses before refusals that follow one another. Servers wait for them before they send what is good
-/// again.
+/// Pauses after answers that are refused one after the other. Servers wait for the refusals before they send
+/// what is good again.
 const REFUSALS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(2));
+
+/// How many times as long as an answer took this thread rests: a server that never stops gets a fifth of a
+/// processor.
+const REST: u32 = 4;
 
 /// Requests that the server has not taken yet.
 const REQUESTS_MAX: usize = 16;
@@ -85,12 +90,13 @@ impl Eds {
             grpc::Client::connect(server, tls, Some(PING), CONNECT_LIMIT, datapath).await?;
         let (requests, queue) = mpsc::channel(REQUESTS_MAX);
         requests.try_send(form.subscribe(self.node())).map_err(|error| error.to_string())?;
-        let stream = client.stream(F::path(config.aggregated), ReceiverStream::new(queue));
+        let queue = ReceiverStream::new(queue);
+        let stream = client.stream_encoded(F::path(config.aggregated), queue);
         let mut stream = std::pin::pin!(stream);
-        let mut answers: Option<tonic::Streaming<F::Response>> = None;
+        let mut answers: Option<tonic::Streaming<Bytes>> = None;
         let mut silence = std::pin::pin!(tokio::time::sleep(config.initial_fetch_timeout));
         let mut silent = true;
-        let mut refusals = Refusals::new();
+        let mut pace = Pace::new();
         loop {
             let answer = async {
                 match &mut answers {
@@ -111,23 +117,15 @@ impl Eds {
                     let Some(answer) = answer else { continue };
                     silent = false;
                     backoff.succeed();
-                    let (news, request) = form.take(answer);
-                    let bad = matches!(news, News::Bad(_));
-                    match news {
-                        News::List(membership) => feed.accept(membership, form.version()),
-                        News::Bad(reason) => {
-                            feed.refuse(format_args!("{}: {reason}", config.cluster));
-                        }
-                        News::None => {}
-                    }
+                    let request = self.take(form, answer, feed, &mut pace).await?;
                     let Some(request) = request else { continue };
-                    if let Some(request) = refusals.pass(request, bad) {
+                    // Nothing is read meanwhile: what is said would not be heard.
+                    let limit = config.initial_fetch_timeout;
+                    match tokio::time::timeout(limit, requests.send(request)).await {
                         // An error means that the stream has ended, and reading it says why.
-                        requests.send(request).await.ok();
+                        Ok(_sent) => {}
+                        Err(_elapsed) => return Err(format!("has read nothing for {limit:?}")),
                     }
-                }
-                request = refusals.due() => {
-                    requests.send(request).await.ok();
                 }
                 () = &mut silence, if silent => {
                     silent = false;
@@ -147,6 +145,25 @@ impl Eds {
         }
     }
 
+    /// Takes an answer, and waits until the next one may be read: HTTP/2 holds the server up meanwhile.
+    async fn take<F: Form>(
+        &self,
+        form: &mut F,
+        answer: Bytes,
+        feed: &Feed,
+        pace: &mut Pace,
+    ) -> Result<Option<F::Request>, String> {
+        let (news, request) = form.take(answer).map_err(|error| error.to_string())?;
+        let refused = news.is_err();
+        match news {
+            Ok(Some(membership)) => feed.accept(membership, form.version()),
+            Ok(None) => {}
+            Err(reason) => feed.refuse(format_args!("{}: {reason}", self.config.cluster)),
+        }
+        pace.rest(refused).await;
+        Ok(request)
+    }
+
     fn node(&self) -> Node {
         Node {
             id: self.config.node_id.clone(),
@@ -157,46 +174,36 @@ impl Eds {
     }
 }
 
-/// Holds refusals back that follow one another. A server whose answer is refused may send it again at
-/// once, as those do that compare versions only, and would do nothing else then.
-struct Refusals<Q> {
-    backoff: Backoff,
+/// How fast answers are read. A server whose answer is refused may send it again at once, as those do that
+/// compare versions only, and others may have no end; either would keep a processor busy.
+struct Pace {
+    refusals: Backoff,
     rng: StdRng,
-    in_a_row: bool,
-    /// The last one, and when it is to be sent.
-    held: Option<(Instant, Q)>,
+    /// Whether the last answer was refused.
+    refused: bool,
+    /// This thread's processor time when it had rested. All that it does is for this one server.
+    spent: Duration,
 }
 
-impl<Q> Refusals<Q> {
+impl Pace {
     fn new() -> Self {
-        let backoff = Backoff::new(REFUSALS.0, REFUSALS.1);
-        Self { backoff, rng: rng(), in_a_row: false, held: None }
+        let refusals = Backoff::new(REFUSALS.0, REFUSALS.1);
+        Self { refusals, rng: rng(), refused: false, spent: clock::spent() }
     }
 
-    /// What is to be said at once after an answer, if anything: the first refusal, and whatever is none.
-    /// It is about the last answer, so nobody waits for what was held back before.
-    fn pass(&mut self, request: Q, refusal: bool) -> Option<Q> {
-        self.held = None;
-        if !refusal {
-            self.backoff.succeed();
-        } else if self.in_a_row {
-            let at = Instant::now() + self.backoff.fail(clock::now(), &mut self.rng);
-            self.held = Some((at, request));
-            return None;
+    /// Rests after an answer. A first refusal is told at once.
+    async fn rest(&mut self, refused: bool) {
+        let again = std::mem::replace(&mut self.refused, refused) && refused;
+        if !refused {
+            self.refusals.succeed();
         }
-        self.in_a_row = refusal;
-        Some(request)
-    }
-
-    /// The refusal that was held back, once it is to be sent.
-    async fn due(&mut self) -> Q {
-        if let Some((at, _)) = self.held {
-            tokio::time::sleep_until(at).await;
-        }
-        match self.held.take() {
-            Some((_, request)) => request,
-            None => std::future::pending().await,
-        }
+        let rest = if again {
+            self.refusals.fail(clock::now(), &mut self.rng)
+        } else {
+            clock::spent().saturating_sub(self.spent) * REST
+        };
+        tokio::time::sleep(rest).await;
+        self.spent = clock::spent();
     }
 }
 
@@ -205,6 +212,43 @@ impl Source for Eds {
         match self.config.api {
             EdsApi::Whole => Box::pin(self.follow::<Whole>(feed)),
             EdsApi::Delta => Box::pin(self.follow::<Delta>(feed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    async fn rests(pace: &mut Pace, refused: bool) -> Duration {
+        let began = Instant::now();
+        pace.rest(refused).await;
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_without_an_end_gets_a_fifth_of_a_processor() {
+        let busy = Duration::from_millis(20);
+        let mut pace = Pace::new();
+        for refused in [false, true, false] {
+            let end = clock::spent() + busy;
+            while clock::spent() < end {}
+            let rest = rests(&mut pace, refused).await;
+            assert!(rest >= busy * REST, "{rest:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_in_a_row_rest_longer() {
+        let mut pace = Pace::new();
+        for refused in [true, false, true] {
+            assert!(rests(&mut pace, refused).await < REFUSALS.0 / 2, "at once");
+        }
+        for _ in 0..3 {
+            let rest = rests(&mut pace, true).await;
+            assert!(rest >= REFUSALS.0 / 2 && rest < 2 * REFUSALS.1, "{rest:?}");
         }
     }
 }

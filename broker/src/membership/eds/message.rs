@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
+use prost::bytes::Bytes;
+
 use super::super::{Health, Member, Membership, document};
 
 /// What resources of EDS are called.
@@ -29,6 +31,15 @@ pub(super) struct DiscoveryRequest {
     pub(super) response_nonce: String,
     #[prost(message, optional, tag = "6")]
     pub(super) error_detail: Option<Status>,
+}
+
+/// What answers of both forms have, without what there may be much of.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Envelope {
+    #[prost(string, tag = "4")]
+    pub(super) type_url: String,
+    #[prost(string, tag = "5")]
+    pub(super) nonce: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -109,8 +120,8 @@ pub(super) struct Status {
 pub(super) struct Any {
     #[prost(string, tag = "1")]
     pub(super) type_url: String,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(super) value: Vec<u8>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(super) value: Bytes,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -181,7 +192,7 @@ impl ClusterLoadAssignment {
         let mut members = Vec::new();
         for group in self.endpoints {
             let Locality { region, zone, sub_zone } = group.locality.unwrap_or_default();
-            let zone = document::zone(&region, &zone, &sub_zone);
+            let zone = document::zone(&region, &zone, &sub_zone)?;
             for endpoint in group.lb_endpoints {
                 let health = health(endpoint.health_status)?;
                 let weight = endpoint.load_balancing_weight;

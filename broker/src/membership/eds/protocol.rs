@@ -10,32 +10,32 @@
 
 use std::collections::HashMap;
 
-use prost::Message as _;
+use prost::bytes::Bytes;
+use prost::{DecodeError, Message};
 
 use super::super::Membership;
+use super::bounds;
 use super::message::{
     ASSIGNMENT, Any, ClusterLoadAssignment, DeltaDiscoveryRequest, DeltaDiscoveryResponse,
-    DiscoveryRequest, DiscoveryResponse, Node, RESOURCE, Resource, Status,
+    DiscoveryRequest, DiscoveryResponse, Envelope, Node, RESOURCE, Resource, Status,
 };
 
 /// `google.rpc.Code.INVALID_ARGUMENT`.
 const INVALID_ARGUMENT: i32 = 3;
 
-/// What an answer says of the one resource that is subscribed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// It is this now.
-    List(Membership),
-    /// It cannot be used.
-    Bad(String),
-    /// Nothing.
-    None,
-}
+/// What is wrong with a resource that is none.
+const EMPTY: &str = "the resource is empty";
+
+/// Longest reason that is told: it may quote what was sent.
+const REASON_CHARS_MAX: usize = 300;
+
+/// What an answer says of the one resource that is subscribed: that it is this now, that it cannot be used
+/// and why, or nothing.
+pub(super) type News = Result<Option<Membership>, String>;
 
 /// One of the two forms.
 pub(super) trait Form: Send {
-    type Request: prost::Message + Default + 'static;
-    type Response: prost::Message + Default + 'static;
+    type Request: Message + Default + 'static;
 
     /// The call; within the aggregated service, or within that of EDS alone.
     fn path(aggregated: bool) -> &'static str;
@@ -46,11 +46,39 @@ pub(super) trait Form: Send {
     /// The first request of a stream.
     fn subscribe(&self, node: Node) -> Self::Request;
 
-    /// Takes an answer; what it says, and what the server is to hear.
-    fn take(&mut self, response: Self::Response) -> (News, Option<Self::Request>);
+    /// What an answer of the right type and of bounded size says, which is in use from then on.
+    fn read(&mut self, answer: Bytes) -> News;
+
+    /// What the server is to hear of the answer with this nonce: that it is in use, or why it is not.
+    fn reply(&self, nonce: String, error: Option<Status>) -> Self::Request;
 
     /// The version in use; empty if there is none.
     fn version(&self) -> &str;
+
+    /// Takes an answer; what it says, and what the server is to hear. One that is no answer at all is an
+    /// error.
+    fn take(&mut self, answer: Bytes) -> Result<(News, Option<Self::Request>), DecodeError> {
+        let Envelope { type_url, nonce } = Envelope::decode(answer.clone())?;
+        if type_url != ASSIGNMENT {
+            // Nobody has asked for it. As in Envoy nothing is replied, for there is nothing that a reply
+            // could be about; and it is told.
+            return Ok((Err(short(format!("{type_url:?} was not asked for"))), None));
+        }
+        let news = bounds::answer(&answer).and_then(|()| self.read(answer)).map_err(short);
+        let error = news.as_ref().err();
+        let error = error.map(|reason| Status { code: INVALID_ARGUMENT, message: reason.clone() });
+        let reply = self.reply(nonce, error);
+        Ok((news, Some(reply)))
+    }
+}
+
+/// The beginning of a reason.
+fn short(mut reason: String) -> String {
+    if let Some((end, _)) = reason.char_indices().nth(REASON_CHARS_MAX) {
+        reason.truncate(end);
+        reason.push('…');
+    }
+    reason
 }
 
 /// State of the world.
@@ -62,7 +90,6 @@ pub(super) struct Whole {
 
 impl Form for Whole {
     type Request = DiscoveryRequest;
-    type Response = DiscoveryResponse;
 
     fn path(aggregated: bool) -> &'static str {
         if aggregated {
@@ -80,29 +107,21 @@ impl Form for Whole {
         DiscoveryRequest { node: Some(node), ..self.request() }
     }
 
-    fn take(&mut self, response: DiscoveryResponse) -> (News, Option<DiscoveryRequest>) {
-        if response.type_url != ASSIGNMENT {
-            // Nobody has asked for it, so nobody says anything about it.
-            return (News::None, None);
-        }
-        let mut found = Vec::new();
-        for any in response.resources {
-            match assignment(any) {
-                Ok(assignment) if assignment.cluster_name != self.cluster => {}
-                Ok(assignment) => found.push(assignment.membership()),
-                Err(reason) => found.push(Err(reason)),
+    fn read(&mut self, answer: Bytes) -> News {
+        let answer = DiscoveryResponse::decode(answer).map_err(|error| error.to_string())?;
+        let mut found = None;
+        for any in answer.resources {
+            let assignment = assignment(any)?;
+            if assignment.cluster_name == self.cluster {
+                once(&mut found, assignment)?;
             }
         }
-        let news = news(found);
-        if !matches!(news, News::Bad(_)) {
-            self.version = response.version_info;
-        }
-        let request = DiscoveryRequest {
-            response_nonce: response.nonce,
-            error_detail: error_detail(&news),
-            ..self.request()
-        };
-        (news, Some(request))
+        self.version = answer.version_info;
+        Ok(found)
+    }
+
+    fn reply(&self, response_nonce: String, error_detail: Option<Status>) -> DiscoveryRequest {
+        DiscoveryRequest { response_nonce, error_detail, ..self.request() }
     }
 
     fn version(&self) -> &str {
@@ -130,7 +149,6 @@ pub(super) struct Delta {
 
 impl Form for Delta {
     type Request = DeltaDiscoveryRequest;
-    type Response = DeltaDiscoveryResponse;
 
     fn path(aggregated: bool) -> &'static str {
         if aggregated {
@@ -156,33 +174,32 @@ impl Form for Delta {
         }
     }
 
-    fn take(&mut self, response: DeltaDiscoveryResponse) -> (News, Option<DeltaDiscoveryRequest>) {
-        if response.type_url != ASSIGNMENT {
-            return (News::None, None);
-        }
+    fn read(&mut self, answer: Bytes) -> News {
+        let answer = DeltaDiscoveryResponse::decode(answer).map_err(|error| error.to_string())?;
         let mut version = None;
-        let mut found = Vec::new();
-        for resource in response.resources.into_iter().filter(|r| r.name == self.cluster) {
+        let mut found = None;
+        for resource in answer.resources.into_iter().filter(|r| r.name == self.cluster) {
             version = Some(resource.version);
-            let any = resource.body.ok_or_else(|| "the resource is empty".to_owned());
-            found.push(any.and_then(assignment).and_then(ClusterLoadAssignment::membership));
+            once(&mut found, assignment(resource.body.ok_or(EMPTY)?)?)?;
         }
-        if response.removed_resources.contains(&self.cluster) && found.is_empty() {
+        if answer.removed_resources.contains(&self.cluster) && found.is_none() {
             // The next one is news, whatever its version.
             version = Some(String::new());
-            found.push(Ok(Membership::default()));
+            found = Some(Membership::default());
         }
-        let news = news(found);
-        if let (News::List(_), Some(version)) = (&news, version) {
+        if let Some(version) = version {
             self.version = version;
         }
-        let request = DeltaDiscoveryRequest {
+        Ok(found)
+    }
+
+    fn reply(&self, response_nonce: String, error_detail: Option<Status>) -> DeltaDiscoveryRequest {
+        DeltaDiscoveryRequest {
             type_url: ASSIGNMENT.to_owned(),
-            response_nonce: response.nonce,
-            error_detail: error_detail(&news),
+            response_nonce,
+            error_detail,
             ..DeltaDiscoveryRequest::default()
-        };
-        (news, Some(request))
+        }
     }
 
     fn version(&self) -> &str {
@@ -193,38 +210,28 @@ impl Form for Delta {
 /// Unpacks a resource, with or without its name around it.
 fn assignment(mut any: Any) -> Result<ClusterLoadAssignment, String> {
     if any.type_url == RESOURCE {
-        let resource = Resource::decode(&*any.value).map_err(|error| error.to_string())?;
-        any = resource.body.ok_or("the resource is empty")?;
+        let resource = Resource::decode(any.value).map_err(|error| error.to_string())?;
+        any = resource.body.ok_or(EMPTY)?;
     }
     if any.type_url != ASSIGNMENT {
         return Err(format!("{:?} is not a ClusterLoadAssignment", any.type_url));
     }
-    ClusterLoadAssignment::decode(&*any.value).map_err(|error| error.to_string())
+    bounds::assignment(&any.value)?;
+    ClusterLoadAssignment::decode(any.value).map_err(|error| error.to_string())
 }
 
-/// Of all that an answer has: anything bad makes it bad as a whole.
-fn news(mut found: Vec<Result<Membership, String>>) -> News {
-    if let Some(bad) = found.iter().position(Result::is_err)
-        && let Err(reason) = found.swap_remove(bad)
-    {
-        return News::Bad(reason);
+/// Takes the one assignment that an answer may have.
+fn once(found: &mut Option<Membership>, assignment: ClusterLoadAssignment) -> Result<(), String> {
+    if found.is_some() {
+        return Err("the resource comes more than once".to_owned());
     }
-    match (found.len(), found.pop()) {
-        (1, Some(Ok(membership))) => News::List(membership),
-        (0, _) => News::None,
-        (several, _) => News::Bad(format!("the resource comes {several} times")),
-    }
-}
-
-fn error_detail(news: &News) -> Option<Status> {
-    match news {
-        News::Bad(reason) => Some(Status { code: INVALID_ARGUMENT, message: reason.clone() }),
-        News::List(_) | News::None => None,
-    }
+    *found = Some(assignment.membership()?);
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::document;
     use super::super::message::{
         Address, Endpoint, LbEndpoint, Locality, LocalityLbEndpoints, SocketAddress,
     };
@@ -241,7 +248,7 @@ mod tests {
         let group = LocalityLbEndpoints { lb_endpoints, ..LocalityLbEndpoints::default() };
         let cluster_name = cluster.to_owned();
         let assignment = ClusterLoadAssignment { cluster_name, endpoints: vec![group] };
-        Any { type_url: ASSIGNMENT.into(), value: assignment.encode_to_vec() }
+        Any { type_url: ASSIGNMENT.into(), value: assignment.encode_to_vec().into() }
     }
 
     fn response(version: &str, nonce: &str, resources: Vec<Any>) -> DiscoveryResponse {
@@ -265,11 +272,12 @@ mod tests {
     }
 
     /// The news in short, and version, nonce and error of what the server hears.
-    fn shown(news: &News, request: Option<DiscoveryRequest>) -> String {
+    fn shown(eds: &mut Whole, answer: &DiscoveryResponse) -> String {
+        let (news, request) = eds.take(answer.encode_to_vec().into()).unwrap();
         let news = match news {
-            News::List(membership) => format!("{} members", membership.members().len()),
-            News::Bad(_) => "bad".to_owned(),
-            News::None => "nothing".to_owned(),
+            Ok(Some(membership)) => format!("{} members", membership.members().len()),
+            Ok(None) => "nothing".to_owned(),
+            Err(_) => "bad".to_owned(),
         };
         match request {
             None => format!("{news}; silence"),
@@ -280,12 +288,20 @@ mod tests {
         }
     }
 
+    /// Why an assignment is refused.
+    fn refused(resource: Any) -> String {
+        let answer = response("1", "a", vec![resource]).encode_to_vec();
+        let (news, request) = Whole::new("web".into()).take(answer.into()).unwrap();
+        let reason = news.unwrap_err();
+        assert_eq!(request.unwrap().error_detail.unwrap().message, reason);
+        reason
+    }
+
     #[test]
     fn versions_and_nonces() {
         let mut eds = Whole::new("web".into());
         let mut check = |response: DiscoveryResponse, expected: &str| {
-            let (news, request) = eds.take(response);
-            assert_eq!(shown(&news, request), expected);
+            assert_eq!(shown(&mut eds, &response), expected);
         };
         let good = || packed("web", vec![endpoint("10.0.0.1", 80), endpoint("10.0.0.2", 80)]);
         let bad = || packed("web", vec![endpoint("10.0.0.1", 80), endpoint("web-1", 80)]);
@@ -293,60 +309,128 @@ mod tests {
         check(response("1", "a", vec![bad()]), &format!("bad;  a {rule}"));
         check(response("2", "b", vec![good()]), "2 members; 2 b");
         check(response("3", "c", vec![bad()]), &format!("bad; 2 c {rule}"));
-        check(response("4", "d", vec![good(), bad()]), &format!("bad; 2 d {rule}"));
-        check(response("5", "e", vec![good(), good()]), "bad; 2 e 3: the resource comes 2 times");
+        check(
+            response("4", "d", vec![good(), bad()]),
+            "bad; 2 d 3: the resource comes more than once",
+        );
+        check(
+            response("5", "e", vec![good(), good()]),
+            "bad; 2 e 3: the resource comes more than once",
+        );
         // What is left out has not changed; what belongs to others is theirs, bad or not.
         check(response("6", "f", vec![]), "nothing; 6 f");
         let other = packed("api", vec![endpoint("api-1", 80)]);
         check(response("7", "g", vec![other, good()]), "2 members; 7 g");
         check(response("8", "h", vec![packed("web", vec![])]), "0 members; 8 h");
-        let cut = Any { value: vec![0x0a, 0xff], ..good() };
-        let (news, _) = eds.take(response("9", "i", vec![cut]));
-        assert!(matches!(news, News::Bad(_)), "{news:?}");
+        let cut = Any { value: vec![0x0a, 0xff].into(), ..good() };
+        assert!(shown(&mut eds, &response("9", "i", vec![cut])).starts_with("bad; 8 i 3: "));
         let cluster = Any { type_url: "type.googleapis.com/x.Cluster".into(), ..good() };
-        let (news, request) = eds.take(response("9", "j", vec![cluster]));
-        assert!(shown(&news, request).ends_with("is not a ClusterLoadAssignment"));
+        let shown = shown(&mut eds, &response("9", "j", vec![cluster]));
+        assert!(shown.ends_with("is not a ClusterLoadAssignment"), "{shown}");
         assert_eq!(eds.version(), "8");
         // The next stream begins with the version, without a nonce.
         let first = eds.subscribe(Node { id: "n".into(), ..Node::default() });
         assert_eq!((&*first.version_info, &*first.response_nonce), ("8", ""));
         assert_eq!(first.node.map(|n| n.id).as_deref(), Some("n"));
         assert_eq!(first.resource_names, ["web"]);
+        assert!(eds.take(vec![0xff].into()).is_err(), "no answer at all");
     }
 
     #[test]
-    fn other_types_are_left_alone() {
+    fn other_types_are_told_and_not_replied_to() {
         let mut eds = Whole::new("web".into());
         let clusters =
             DiscoveryResponse { type_url: "x.Cluster".into(), ..response("1", "a", vec![]) };
-        let (news, request) = eds.take(clusters);
-        assert_eq!(shown(&news, request), "nothing; silence");
+        assert_eq!(shown(&mut eds, &clusters), "bad; silence");
+        let (news, _) = eds.take(clusters.encode_to_vec().into()).unwrap();
+        assert_eq!(news.unwrap_err(), "\"x.Cluster\" was not asked for");
+    }
+
+    /// Empty messages are two bytes each, and dozens in memory.
+    #[test]
+    fn what_there_is_too_much_of_is_not_decoded() {
+        fn empty(field: u8, count: usize) -> Vec<u8> {
+            [field << 3 | 2, 0].repeat(count)
+        }
+        let assignment = |name: &str, rest: &[u8]| {
+            let name = ClusterLoadAssignment { cluster_name: name.into(), endpoints: Vec::new() };
+            let value = [&name.encode_to_vec()[..], rest].concat();
+            Any { type_url: ASSIGNMENT.into(), value: value.into() }
+        };
+        let at_most = document::MEMBERS_MAX;
+        // Localities without endpoints are an empty list.
+        let good = response("1", "a", vec![assignment("web", &empty(2, at_most))]);
+        assert_eq!(shown(&mut Whole::new("web".into()), &good), "0 members; 1 a");
+        let too_many = assignment("web", &empty(2, at_most + 1));
+        assert_eq!(refused(too_many), "more than 100000 localities");
+        // In two localities together.
+        let [half, rest] = [at_most / 2, at_most / 2 + 1].map(|count| {
+            let locality = empty(2, count);
+            let mut encoded = vec![2 << 3 | 2];
+            prost::encode_length_delimiter(locality.len(), &mut encoded).unwrap();
+            encoded.extend(locality);
+            encoded
+        });
+        let too_many = assignment("web", &[half, rest].concat());
+        assert_eq!(refused(too_many), "more than 100000 endpoints");
+
+        let answer = |field, count| {
+            let head = response("1", "a", vec![]).encode_to_vec();
+            Bytes::from([head, empty(field, count)].concat())
+        };
+        let (news, request) = Whole::new("web".into()).take(answer(2, at_most + 1)).unwrap();
+        assert_eq!(news.unwrap_err(), "more than 100000 resources");
+        assert_eq!(request.unwrap().response_nonce, "a");
+        let mut eds = Delta::new("web".into());
+        let (news, _) = eds.take(answer(6, at_most + 1)).unwrap();
+        assert_eq!(news.unwrap_err(), "more than 100000 removed resources");
+        assert_eq!(eds.take(answer(6, at_most)).unwrap().0, Ok(None));
+    }
+
+    #[test]
+    fn what_is_sent_once_is_not_kept_many_times() {
+        let reason = refused(packed("web", vec![endpoint(&"x".repeat(1 << 20), 80)]));
+        assert!(reason.starts_with("\"xxx") && reason.len() < 400, "{} bytes", reason.len());
+        let locality = |length| {
+            let locality = Some(Locality { region: "r".repeat(length), ..Locality::default() });
+            let lb_endpoints = vec![endpoint("10.0.0.1", 80)];
+            let group = LocalityLbEndpoints { locality, lb_endpoints, priority: 0 };
+            ClusterLoadAssignment { cluster_name: "web".into(), endpoints: vec![group] }
+        };
+        assert!(locality(256).membership().is_ok());
+        let reason = locality(257).membership().unwrap_err();
+        assert_eq!(reason, "a locality of 257 bytes; at most 256 are taken");
     }
 
     #[test]
     fn a_resource_may_be_wrapped() {
         let resource = packed("web", vec![endpoint("10.0.0.1", 80)]);
         let resource = Resource { body: Some(resource), ..Resource::default() };
-        let any = Any { type_url: RESOURCE.into(), value: resource.encode_to_vec() };
-        let (news, _) = Whole::new("web".into()).take(response("1", "a", vec![any]));
-        assert!(matches!(news, News::List(_)), "{news:?}");
+        let any = Any { type_url: RESOURCE.into(), value: resource.encode_to_vec().into() };
+        let answer = response("1", "a", vec![any]);
+        assert_eq!(shown(&mut Whole::new("web".into()), &answer), "1 members; 1 a");
     }
 
     #[test]
     fn incremental() {
         let mut eds = Delta::new("web".into());
         let node = || Node { id: "n".into(), ..Node::default() };
+        let take = |eds: &mut Delta, answer: DeltaDiscoveryResponse| {
+            let (news, request) = eds.take(answer.encode_to_vec().into()).unwrap();
+            let request = request.expect("a reply");
+            assert!(request.resource_names_subscribe.is_empty());
+            (news, request.response_nonce, request.error_detail.is_some())
+        };
         assert!(eds.subscribe(node()).initial_resource_versions.is_empty());
-        let (news, request) = eds.take(delta("1", "a", packed("web", vec![endpoint("::1", 80)])));
-        assert!(matches!(news, News::List(m) if m.members().len() == 1));
-        let request = request.expect("an acknowledgement");
-        assert_eq!((&*request.response_nonce, request.error_detail), ("a", None));
-        assert!(request.resource_names_subscribe.is_empty());
+        let good = delta("1", "a", packed("web", vec![endpoint("::1", 80)]));
+        let (news, nonce, bad) = take(&mut eds, good);
+        assert!(matches!(news, Ok(Some(m)) if m.members().len() == 1));
+        assert_eq!((&*nonce, bad), ("a", false));
 
-        let (news, request) = eds.take(delta("2", "b", packed("web", vec![endpoint("::1", 0)])));
-        assert!(matches!(news, News::Bad(_)));
-        let request = request.expect("a refusal");
-        assert_eq!((&*request.response_nonce, request.error_detail.is_some()), ("b", true));
+        let refused = delta("2", "b", packed("web", vec![endpoint("::1", 0)]));
+        let (news, nonce, bad) = take(&mut eds, refused);
+        assert!(news.is_err());
+        assert_eq!((&*nonce, bad), ("b", true));
         let again = eds.subscribe(node()).initial_resource_versions;
         assert_eq!(again, HashMap::from([("web".into(), "1".into())]));
 
@@ -355,9 +439,8 @@ mod tests {
             removed_resources: vec!["web".into()],
             ..delta("", "c", Any::default())
         };
-        let (news, request) = eds.take(gone);
-        assert_eq!(news, News::List(Membership::default()));
-        assert_eq!(request.expect("an acknowledgement").response_nonce, "c");
+        let gone = take(&mut eds, gone);
+        assert_eq!(gone, (Ok(Some(Membership::default())), "c".into(), false));
         assert!(eds.subscribe(node()).initial_resource_versions.is_empty());
     }
 
@@ -384,15 +467,7 @@ mod tests {
 
     #[test]
     fn endpoints_that_cannot_be_used() {
-        let refused = |endpoint: LbEndpoint| {
-            let (news, _) = Whole::new("web".into()).take(response(
-                "1",
-                "a",
-                vec![packed("web", vec![endpoint])],
-            ));
-            let News::Bad(reason) = news else { panic!("{news:?}") };
-            reason
-        };
+        let refused = |endpoint: LbEndpoint| refused(packed("web", vec![endpoint]));
         let good = || endpoint("10.0.0.1", 80);
         assert!(refused(LbEndpoint::default()).contains("has no socket_address"));
         assert!(refused(endpoint("10.0.0.1", 65_536)).contains("port must be"));
