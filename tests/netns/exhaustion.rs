@@ -6,11 +6,12 @@ use std::fs;
 use std::time::Duration;
 
 use broker::clock;
+use harness::cgroup::ThreadLimit;
 use harness::origin::scripted::{Peer, Scripted};
 use harness::{Client, Daemon, Lab, Launch, eventually};
 use nix::sys::signal::Signal;
 
-use crate::support::{SOON, Service, addresses, listen};
+use crate::support::{SOON, Service, Setup, addresses, listen};
 
 /// Changes the daemon's limit of descriptors while it runs.
 fn limit_descriptors(daemon: &mut Daemon, limit: u64) {
@@ -139,4 +140,20 @@ fn without_ports_those_that_are_open_serve_and_more_come_later() {
     eventually(SOON, "the others are opened", || origin().is_ok_and(|o| o.idle == 8));
     let response = Client::get_once(&lab.host, listen(&lab), "/after").unwrap();
     assert!(response.text().ends_with(" /after"));
+}
+
+#[test]
+fn without_a_thread_there_are_no_statistics_for_a_while() {
+    let mut setup = Setup::http(Peer::serve);
+    let limit = ThreadLimit::of(setup.daemon.process()).unwrap();
+    limit.no_more().unwrap();
+    for _ in 0..2 {
+        assert!(setup.daemon.snapshot().is_err());
+    }
+    assert!(setup.daemon.request("GET", "/v1/health").is_ok(), "the others answer");
+    assert_eq!(setup.client().get("/").unwrap().status, 200);
+    limit.lift().unwrap();
+    setup.daemon.snapshot().unwrap();
+    setup.daemon.stop().unwrap();
+    drop(limit);
 }
