@@ -347,8 +347,13 @@ impl Origins {
     /// Forgets those that are leaving and have no sockets left.
     pub(super) fn forget_those_that_left(&mut self) {
         for place in &mut self.places {
-            let gone =
-                |o: &mut Rc<Origin>| o.leaving.get() && o.open.get() == 0 && o.dialling.get() == 0;
+            let gone = |o: &mut Rc<Origin>| {
+                o.leaving.get()
+                    && o.open.get() == 0
+                    && o.dialling.get() == 0
+                    // Connections that are being ended have their places there until then.
+                    && o.stock.as_ref().is_none_or(Stock::is_vacant)
+            };
             let Some(origin) = place.take_if(gone) else { continue };
             origin.metrics.set_group(None);
             if let Some(stock) = &origin.stock {

@@ -301,6 +301,11 @@ impl Stock {
         }
     }
 
+    /// Whether no socket has a place here.
+    pub(super) fn is_vacant(&self) -> bool {
+        self.used.get() == 0
+    }
+
     /// Looks at one slot that an event was about.
     pub(super) fn look_at(&self, slot: usize) -> Attention {
         let steering = &self.steer.steering;
