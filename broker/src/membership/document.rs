@@ -25,6 +25,9 @@ pub const MEMBERS_MAX: usize = 100_000;
 /// Longest name of a locality: it is written once, and kept with each of its members.
 const ZONE_BYTES_MAX: usize = 256;
 
+/// Longest document that is read: a list of as many members has about this length.
+pub const BYTES_MAX: usize = 64 << 20;
+
 /// Reads a document in JSON.
 pub fn from_json(text: &str) -> Result<Membership, String> {
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| e.to_string())?;

@@ -16,14 +16,12 @@ use std::time::Duration;
 use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::{Notify, oneshot};
 
-use super::{Feed, Membership, Source, document};
+use super::document::{self, BYTES_MAX};
+use super::{Feed, Membership, Source};
 use crate::clock;
 
 /// How often the file is looked at though nothing told of a change.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-
-/// Largest file that is read.
-const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// A file to watch.
 #[derive(Debug)]
@@ -152,9 +150,9 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     }
     // It may grow meanwhile, and some file systems do not know the length.
     let mut content = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::other(format!("more than {FILE_BYTES_MAX} bytes")));
+    file.take(BYTES_MAX as u64 + 1).read_to_end(&mut content)?;
+    if content.len() > BYTES_MAX {
+        return Err(io::Error::other(format!("more than {BYTES_MAX} bytes")));
     }
     Ok(content)
 }
@@ -249,7 +247,7 @@ mod tests {
             source.abort();
         }
         let large = directory.path().join("large");
-        std::fs::File::create(&large).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        std::fs::File::create(&large).unwrap().set_len(BYTES_MAX as u64 + 1).unwrap();
         assert!(load(&large).is_err_and(|e| e.contains("more than")));
     }
 
