@@ -29,6 +29,9 @@ use crate::clock;
 use crate::config::discovery;
 use crate::datapath::Datapath;
 
+/// Longest reason that is told why a list cannot be used, or had.
+const REASON_LEN_MAX: usize = 1024;
+
 /// One origin, as its source describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
@@ -197,14 +200,14 @@ impl Feed {
     pub fn refuse(&self, reason: impl fmt::Display) {
         self.0.send_modify(|latest| {
             latest.refused += 1;
-            latest.error = Some(reason.to_string());
+            latest.error = Some(in_short(reason));
         });
     }
 
     /// The source itself cannot be reached; the last good list stays.
     pub fn lost(&self, reason: impl fmt::Display) {
         self.0.send_if_modified(|latest| {
-            let reason = Some(reason.to_string());
+            let reason = Some(in_short(reason));
             let changed = latest.error != reason;
             latest.error = reason;
             changed
@@ -221,6 +224,16 @@ impl Feed {
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
+}
+
+/// A reason in so many bytes at most: what is wrong may be something of any length, or quote it.
+fn in_short(reason: impl fmt::Display) -> String {
+    let mut text = reason.to_string();
+    if text.len() > REASON_LEN_MAX {
+        text.truncate(text.floor_char_boundary(REASON_LEN_MAX));
+        text.push('…');
+    }
+    text
 }
 
 /// Something that knows who the members are. Runs in a thread of its own, for as long as the daemon
