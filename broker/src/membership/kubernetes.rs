@@ -15,34 +15,35 @@
 //! - An endpoint with a hostname (a pod of a `StatefulSet`) is called by it, because it outlives the
 //!   pod's address.
 //!
+//! All of it happens in a thread of its own. Files and credential plug-ins that the kubeconfig names are
+//! waited for by whoever reads or runs them, and a server may say more than can be listened to: none of
+//! that is to hold up the control thread, nor the end of the daemon.
+//!
 //! The account needs the verbs `list` and `watch` on `endpointslices` in the namespace.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod server;
+mod slices;
+
 use std::convert::Infallible;
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc as blocking};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use futures_util::StreamExt as _;
-use hyper::Uri;
-use hyper_util::client::legacy;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
-use kube::api::{ListParams, WatchEvent, WatchParams};
-use kube::client::ConfigExt as _;
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::{Api, Client, Config};
-use tower::{BoxError, ServiceBuilder};
+use futures_util::{Stream, StreamExt as _};
+use hyper::StatusCode;
+use tokio::runtime::{self, Runtime};
+use tokio::sync::{Notify, mpsc};
 
-use super::{Feed, Health, List, Member, Source, document, rng};
+use self::server::{Event, Kind, Server, Status};
+use self::slices::{Listed, Slice, Slices};
+use super::{Feed, Source, rng};
 use crate::chain;
 use crate::clock;
-use crate::config::discovery::{self, Port};
+use crate::config::discovery;
 use crate::datapath::Datapath;
-use crate::outbound;
 use crate::pool::backoff::Backoff;
 
 /// The server ends a watch after this time, and it is resumed. A server that has gone without a
@@ -55,32 +56,94 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Watches begin no more often than this, whatever ends them.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
+/// Changes are taken up no more often than this: each time all members are looked at.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
 /// After the first failure in a row, and after many.
 const RETRY_MIN: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// How often the thread says that nothing holds it up.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How long it may be silent before that is told: for as long as what the kubeconfig names is waited for.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// What is wrong then.
+const SILENT: &str =
+    "the kubeconfig, a file that it names, or its credential plug-in does not answer";
 
 /// A service to watch.
 pub struct Kubernetes {
     config: discovery::Kubernetes,
     datapath: Arc<dyn Datapath>,
+    /// The list is to be told again: something else was told since.
+    again: Notify,
 }
 
 impl Kubernetes {
     /// The service that the configuration says. Sockets are marked in `datapath` as the broker's own.
     #[must_use]
     pub fn new(config: discovery::Kubernetes, datapath: Arc<dyn Datapath>) -> Self {
-        Self { config, datapath }
+        Self { config, datapath, again: Notify::new() }
+    }
+
+    /// Follows the slices in a thread until something goes wrong, which is told, or the receiver is
+    /// dropped. It gets a beat now and then, and its channel is closed when the thread ends.
+    fn start(self: &Arc<Self>, feed: &Feed) -> io::Result<mpsc::Receiver<()>> {
+        let (beats, receiver) = mpsc::channel(1);
+        let (source, feed) = (Arc::clone(self), feed.clone());
+        let follow = move || {
+            let runtime = match runtime() {
+                Ok(runtime) => runtime,
+                Err(error) => return source.lost(&feed, error),
+            };
+            runtime.block_on(async {
+                tokio::select! {
+                    Err(error) = source.follow(&feed) => source.lost(&feed, chain(error.as_ref())),
+                    () = beat(&beats) => {}
+                }
+            });
+            // Waits for a plug-in that still runs, before it is run once more.
+            drop(runtime);
+            drop(beats);
+        };
+        thread::Builder::new().name("origins-k8s".into()).spawn(follow)?;
+        Ok(receiver)
+    }
+
+    /// Waits until the thread ends, and tells when it is held up.
+    async fn attend(&self, mut beats: mpsc::Receiver<()>, feed: &Feed) {
+        let mut silent = false;
+        loop {
+            match tokio::time::timeout(SILENCE_MAX, beats.recv()).await {
+                Ok(Some(())) if silent => {
+                    silent = false;
+                    self.again.notify_one();
+                }
+                Ok(Some(())) => {}
+                Ok(None) => return,
+                Err(_elapsed) => {
+                    silent = true;
+                    self.lost(feed, SILENT);
+                }
+            }
+        }
     }
 
     /// Lists and watches until something goes wrong.
     async fn follow(&self, feed: &Feed) -> anyhow::Result<Infallible> {
-        let api = self.api().await?;
+        let server = Server::find(&self.config, &self.datapath).await?;
         loop {
-            let mut view = self.list(&api).await?;
-            self.tell(&view, feed);
+            let mut view = View::list(&server).await.context("cannot list the slices")?;
+            self.tell(&mut view, feed);
             loop {
                 let began = clock::now();
-                let end = self.watch_on(&api, &mut view, feed).await?;
+                let end = self.watch_on(&server, &mut view, feed).await;
+                if view.due.is_some() {
+                    self.tell(&mut view, feed);
+                }
+                let end = end.context("cannot watch the slices")?;
                 tokio::time::sleep_until((began + WATCH_EVERY).into()).await;
                 match end {
                     End::Time => {}
@@ -90,156 +153,107 @@ impl Kubernetes {
         }
     }
 
-    /// Everything is read anew for each try: certificates and tokens are replaced.
-    async fn api(&self) -> anyhow::Result<Api<EndpointSlice>> {
-        let config = cluster(&self.config).await?;
-        let namespace = self.config.namespace.as_ref().unwrap_or(&config.default_namespace).clone();
-        Ok(Api::namespaced(self.client(&config)?, &namespace))
-    }
-
-    /// As kube's own client, with sockets that are marked. It retries nothing: that is done here, where
-    /// it is told of.
-    fn client(&self, config: &Config) -> anyhow::Result<Client> {
-        let datapath = Arc::clone(&self.datapath);
-        let connector = tower::service_fn(move |uri: Uri| {
-            let datapath = Arc::clone(&datapath);
-            async move { outbound::dial(&uri, &*datapath).await.map(TokioIo::new) }
-        });
-        let connector = config.rustls_https_connector_with_connector(connector)?;
-        let service = ServiceBuilder::new()
-            .layer(config.base_uri_layer())
-            .option_layer(config.auth_layer()?)
-            .layer(config.extra_headers_layer()?)
-            .map_err(BoxError::from)
-            .service(legacy::Client::builder(TokioExecutor::new()).build(connector));
-        Ok(Client::new(service, config.default_namespace.clone()))
-    }
-
-    fn selector(&self) -> String {
-        format!("kubernetes.io/service-name={}", self.config.service)
-    }
-
-    /// All slices at one time.
-    async fn list(&self, api: &Api<EndpointSlice>) -> anyhow::Result<View> {
-        let list = tokio::time::timeout(
-            ANSWER_MAX,
-            api.list(&ListParams::default().labels(&self.selector())),
-        )
-        .await
-        .context("cannot list the slices")?
-        .context("cannot list the slices")?;
-        let version = list.metadata.resource_version.context("the list has no version")?;
-        let named =
-            list.items.into_iter().map(|s| (s.metadata.name.clone().unwrap_or_default(), s));
-        Ok(View { slices: named.collect(), version })
-    }
-
     /// Takes up changes until the watch ends.
-    async fn watch_on(
+    async fn watch_on(&self, server: &Server, view: &mut View, feed: &Feed) -> anyhow::Result<End> {
+        let started = server.watch(&view.version, WATCH_SECONDS);
+        let Some(lines) = tokio::time::timeout(ANSWER_MAX, started).await?? else {
+            return Ok(End::Gone);
+        };
+        let limit = Duration::from_secs(WATCH_SECONDS.into()) + ANSWER_MAX;
+        tokio::time::timeout(limit, self.take_up(lines, view, feed)).await?
+    }
+
+    /// Takes up what the lines of a watch say, and tells of it once the last time is long enough ago.
+    async fn take_up(
         &self,
-        api: &Api<EndpointSlice>,
+        lines: impl Stream<Item = io::Result<String>>,
         view: &mut View,
         feed: &Feed,
     ) -> anyhow::Result<End> {
-        const WHAT: &str = "cannot watch the slices";
-        let params = WatchParams::default().labels(&self.selector()).timeout(WATCH_SECONDS);
-        let started = tokio::time::timeout(ANSWER_MAX, api.watch(&params, &view.version)).await;
-        let mut events = match started.context(WHAT)? {
-            Ok(events) => pin!(events),
-            Err(kube::Error::Api(status)) if status.code == GONE => return Ok(End::Gone),
-            Err(error) => return Err(error).context(WHAT),
-        };
-        let silence = Duration::from_secs(WATCH_SECONDS.into()) + ANSWER_MAX;
-        while let Some(event) = tokio::time::timeout(silence, events.next()).await.context(WHAT)? {
-            match event.context(WHAT)? {
-                WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
-                    view.version = slice.metadata.resource_version.clone().unwrap_or_default();
-                    let name = slice.metadata.name.clone().unwrap_or_default();
-                    view.slices.insert(name, slice);
+        let mut lines = pin!(lines);
+        loop {
+            let due = view.due.unwrap_or(view.told);
+            tokio::select! {
+                line = lines.next() => match line {
+                    Some(Ok(line)) => {
+                        if let Some(end) = view.take_up(&line)? {
+                            return Ok(end);
+                        }
+                    }
+                    Some(Err(error)) if !server::is_cut_off(&error) => return Err(error.into()),
+                    Some(Err(_)) | None => return Ok(End::Time),
+                },
+                () = tokio::time::sleep_until(due.into()), if view.due.is_some() => {
                     self.tell(view, feed);
                 }
-                WatchEvent::Deleted(slice) => {
-                    view.version = slice.metadata.resource_version.unwrap_or_default();
-                    view.slices.remove(&slice.metadata.name.unwrap_or_default());
-                    self.tell(view, feed);
-                }
-                WatchEvent::Bookmark(bookmark) => {
-                    view.version = bookmark.metadata.resource_version;
-                }
-                WatchEvent::Error(status) if status.code == GONE => return Ok(End::Gone),
-                WatchEvent::Error(status) => {
-                    anyhow::bail!("{WHAT}: {} ({})", status.message, status.code);
-                }
+                () = self.again.notified() => view.changed(),
             }
         }
-        Ok(End::Time)
     }
 
-    fn tell(&self, view: &View, feed: &Feed) {
-        match membership(view.slices.values(), &self.config.port, self.config.zone.as_deref()) {
+    fn tell(&self, view: &mut View, feed: &Feed) {
+        match view.slices.members(&self.config) {
             Ok(list) => feed.accept(list, view.version.as_str()),
             Err(reason) => feed.refuse(format_args!("{}: {reason}", self.config.service)),
         }
+        view.told = clock::now();
+        view.due = None;
+    }
+
+    fn lost(&self, feed: &Feed, reason: impl std::fmt::Display) {
+        feed.lost(format_args!("{}: {reason}", self.config.service));
     }
 }
 
 impl Source for Kubernetes {
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
+            let source = Arc::from(self);
             let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
             let mut rng = rng();
             while !feed.is_closed() {
                 let began = clock::now();
-                let Err(error) = self.follow(&feed).await;
+                match Self::start(&source, &feed) {
+                    // One at a time: whatever it still waits for.
+                    Ok(beats) => source.attend(beats, &feed).await,
+                    Err(error) => source.lost(&feed, format_args!("a thread to ask with: {error}")),
+                }
                 let now = clock::now();
                 // A list alone is no success: it may be that watching is what is not permitted.
                 if now - began > RETRY_MAX {
                     backoff.succeed();
                 }
-                let error = chain(error.as_ref());
-                feed.lost(format_args!("{}: {error}", self.config.service));
                 tokio::time::sleep(backoff.fail(now, &mut rng)).await;
             }
         })
     }
 }
 
-/// Where the cluster is, and who asks there, as it is written down now.
-async fn cluster(service: &discovery::Kubernetes) -> anyhow::Result<Config> {
-    let discovery::Kubernetes { kubeconfig, context, .. } = service;
-    let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
-    let config = match (kubeconfig, context) {
-        (Some(path), _) => {
-            let what = || path.display().to_string();
-            let file = Kubeconfig::read_from(path).map_err(|error| match error {
-                // The path is said below.
-                KubeconfigError::ReadConfig(source, _) => source.into(),
-                error => anyhow::Error::new(error),
-            });
-            let file = file.with_context(what)?;
-            Config::from_custom_kubeconfig(file, &options).await.with_context(what)?
-        }
-        (None, Some(_)) => Config::from_kubeconfig(&options).await?,
-        (None, None) => Config::infer().await?,
-    };
-    if let Some(proxy) = &config.proxy_url {
-        anyhow::bail!("the API server is behind a proxy, which is not supported: {proxy}");
-    }
-    Ok(config)
+fn runtime() -> io::Result<Runtime> {
+    runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// Whether it is written down on this host, for whoever asks this.
+/// Says that nothing holds this thread up, for as long as somebody listens.
+async fn beat(beats: &mpsc::Sender<()>) {
+    while tokio::time::timeout(BEAT, beats.closed()).await.is_err() {
+        // One that was not heard yet says as much.
+        beats.try_send(()).ok();
+    }
+}
+
+/// Whether it is written down on this host where the cluster is, for whoever asks this.
 pub fn cluster_is_known(service: &discovery::Kubernetes) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    match runtime.block_on(cluster(service)) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(chain(error.as_ref())),
-    }
+    let (answer, answered) = blocking::channel();
+    let service = service.clone();
+    let look = move || {
+        let cluster = |runtime: Runtime| runtime.block_on(server::cluster(&service));
+        let found = runtime().map_err(anyhow::Error::from).and_then(cluster);
+        answer.send(found.map(drop).map_err(|error| chain(error.as_ref()))).ok();
+    };
+    let started = thread::Builder::new().name("cluster".into()).spawn(look);
+    started.map_err(|error| error.to_string())?;
+    answered.recv_timeout(SILENCE_MAX).unwrap_or_else(|_| Err(SILENT.to_owned()))
 }
-
-/// HTTP's status for a version that the server has forgotten: there is nothing to resume from.
-const GONE: u16 = 410;
 
 /// Why a watch ended, if nothing is wrong.
 enum End {
@@ -249,152 +263,58 @@ enum End {
     Gone,
 }
 
-/// The slices, by name, as they were at a version.
+/// The slices as they were at a version.
 struct View {
-    slices: BTreeMap<String, EndpointSlice>,
+    slices: Slices,
     version: String,
+    /// When they were told last.
+    told: Instant,
+    /// When changes since are to be told.
+    due: Option<Instant>,
 }
 
-/// The members in the slices, and how many slices were passed over.
-///
-/// A slice that cannot be used (no such port, or names instead of addresses) is passed over as long
-/// as there are others: pods of several versions may be behind one service. If no slice can be used,
-/// or what a usable one says cannot be, the list is refused.
-fn membership<'a>(
-    slices: impl Iterator<Item = &'a EndpointSlice>,
-    port: &Port,
-    zone: Option<&str>,
-) -> Result<List, String> {
-    let mut endpoints = Vec::new();
-    let (mut usable, mut named, mut portless) = (0, 0, 0);
-    let mut ports = BTreeSet::new();
-    for slice in slices.filter(|slice| !slice.endpoints.is_empty()) {
-        if !matches!(slice.address_type.as_str(), "IPv4" | "IPv6") {
-            named += 1;
-            continue;
-        }
-        let Some(number) = number(slice, port) else {
-            portless += 1;
-            ports.extend(slice.ports.iter().flatten().map(|port| {
-                let name = port.name.as_deref().unwrap_or_default();
-                format!("{name:?} {}", port.port.unwrap_or_default())
-            }));
-            continue;
+impl View {
+    async fn list(server: &Server) -> anyhow::Result<Self> {
+        let Listed { metadata, items } = tokio::time::timeout(ANSWER_MAX, server.list()).await??;
+        let version = metadata.resource_version;
+        anyhow::ensure!(!version.is_empty(), "the list has no version");
+        Ok(Self { slices: items, version, told: clock::now(), due: None })
+    }
+
+    /// Takes up what a line of a watch says. Answers whether that is its end.
+    fn take_up(&mut self, line: &str) -> anyhow::Result<Option<End>> {
+        let Event { kind, object } = match serde_json::from_str(line) {
+            Ok(event) => event,
+            // An empty line, or the last one, which was cut off.
+            Err(error) if error.is_eof() => return Ok(None),
+            Err(error) => return Err(error.into()),
         };
-        usable += 1;
-        endpoints.extend(slice.endpoints.iter().map(|endpoint| (endpoint, number)));
-    }
-    if usable == 0 && named + portless > 0 {
-        let mut reasons = Vec::new();
-        if portless > 0 {
-            let ports = Vec::from_iter(ports).join(", ");
-            reasons.push(format!("{portless} have no TCP port {} (but: {ports})", Shown(port)));
+        if matches!(kind, Kind::Error) {
+            let Status { message, code } = serde_json::from_str(object.get())?;
+            anyhow::ensure!(code == StatusCode::GONE, "{message} ({code})");
+            return Ok(Some(End::Gone));
         }
-        if named > 0 {
-            reasons.push(format!("{named} have names instead of addresses"));
+        let slice: Slice = serde_json::from_str(object.get())?;
+        if !slice.metadata.resource_version.is_empty() {
+            self.version.clone_from(&slice.metadata.resource_version);
         }
-        return Err(format!("no slice can be used: {}", reasons.join(", ")));
-    }
-    let zone =
-        zone.filter(|zone| hints_hold(endpoints.iter().map(|(endpoint, _)| *endpoint), zone));
-    let (mut members, mut elsewhere) = (Vec::new(), 0);
-    for (endpoint, number) in endpoints {
-        // Also of those that are left out: a list that is wrong anywhere is refused.
-        let member = member(endpoint, number)?;
-        if zone.is_some_and(|zone| is_for_others(endpoint, zone)) {
-            elsewhere += 1;
-        } else {
-            members.push(member);
-        }
-    }
-    let passed_over = [
-        ("slices_of_names", named),
-        ("slices_without_port", portless),
-        ("hinted_to_other_zones", elsewhere),
-    ];
-    Ok(List {
-        membership: document::membership(members)?,
-        left_out: passed_over.into_iter().filter(|(_, count)| *count > 0).collect(),
-    })
-}
-
-/// Whether hints can be gone by in a zone: all that is ready has some, and some of it names the zone.
-fn hints_hold<'a>(mut endpoints: impl Iterator<Item = &'a Endpoint>, zone: &str) -> bool {
-    let mut named = false;
-    endpoints.all(|endpoint| {
-        let ready = endpoint.conditions.as_ref().and_then(|c| c.ready).unwrap_or(true);
-        let mut zones = zones_of(endpoint).peekable();
-        let hinted = zones.peek().is_some();
-        named |= ready && zones.any(|name| name == zone);
-        hinted || !ready
-    }) && named
-}
-
-/// Whether an endpoint has hints, and none of them names the zone.
-fn is_for_others(endpoint: &Endpoint, zone: &str) -> bool {
-    zones_of(endpoint).next().is_some() && !zones_of(endpoint).any(|name| name == zone)
-}
-
-/// The zones that should use an endpoint.
-fn zones_of(endpoint: &Endpoint) -> impl Iterator<Item = &str> {
-    let zones = endpoint.hints.as_ref().and_then(|hints| hints.for_zones.as_ref());
-    zones.into_iter().flatten().map(|zone| zone.name.as_str())
-}
-
-/// The number of the port in the pods of a slice.
-fn number(slice: &EndpointSlice, port: &Port) -> Option<u32> {
-    let tcp =
-        slice.ports.iter().flatten().filter(|p| p.protocol.as_deref().unwrap_or("TCP") == "TCP");
-    let mut numbers = tcp.filter_map(|candidate| {
-        // Without a number a port stands for all of them.
-        let number = candidate.port.and_then(|number| u32::try_from(number).ok());
-        match port {
-            Port::Named(name) => number.filter(|_| candidate.name.as_ref() == Some(name)),
-            Port::Number(wanted) => {
-                let wanted = u32::from(*wanted);
-                (number.unwrap_or(wanted) == wanted).then_some(wanted)
+        match kind {
+            Kind::Added | Kind::Modified => {
+                self.slices.put(slice).map_err(anyhow::Error::msg)?;
+                self.changed();
             }
+            Kind::Deleted => {
+                self.slices.remove(&slice);
+                self.changed();
+            }
+            Kind::Bookmark | Kind::Error => {}
         }
-    });
-    numbers.next()
-}
-
-fn member(endpoint: &Endpoint, port: u32) -> Result<Member, String> {
-    // Those after the first have no meaning (the API's documentation of `addresses`).
-    let text = endpoint.addresses.first().map(String::as_str).unwrap_or_default();
-    let ip: IpAddr = text.parse().map_err(|_e| format!("{text:?}: must be an IP address"))?;
-    let address: SocketAddr = document::address(ip, port)?;
-    let conditions = endpoint.conditions.clone().unwrap_or_default();
-    // What is missing is to be taken so (the API's documentation of `conditions`).
-    let ready = conditions.ready.unwrap_or(true);
-    let serving = conditions.serving.unwrap_or(ready);
-    let terminating = conditions.terminating.unwrap_or(false);
-    let mut member = Member {
-        zone: endpoint.zone.clone(),
-        health: if ready {
-            Health::Healthy
-        } else if serving && terminating {
-            Health::Draining
-        } else {
-            Health::Unhealthy
-        },
-        ..Member::at(address)
-    };
-    if let Some(hostname) = endpoint.hostname.as_deref().filter(|name| !name.is_empty()) {
-        member.identity = format!("{hostname}:{port}");
+        Ok(None)
     }
-    Ok(member)
-}
 
-/// A port as the configuration writes it.
-struct Shown<'a>(&'a Port);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Port::Named(name) => write!(f, "{name:?}"),
-            Port::Number(number) => write!(f, "{number}"),
-        }
+    /// What there is now is to be told.
+    fn changed(&mut self) {
+        self.due.get_or_insert(self.told + TELL_EVERY);
     }
 }
 

@@ -1,27 +1,32 @@
 //! Slices as such, and against an API server on loopback that says what it is told to.
 
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::super::document::{BYTES_MAX, MEMBERS_MAX};
 use super::super::tests::wait;
-use super::super::{Latest, Membership};
+use super::super::{Health, Latest, List, Member, Membership};
+use super::slices::membership;
 use super::*;
+use crate::config::discovery::Port;
 use crate::datapath::Inert;
 
 /// A slice with TCP port `http` 8080 and these endpoints.
 fn slice(name: &str, version: u64, endpoints: &Value) -> Value {
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"name": name, "resourceVersion": version.to_string()},
+        "metadata": {"name": name, "resourceVersion": version.to_string(),
+            "labels": {"kubernetes.io/service-name": "web"}},
         "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
         "endpoints": endpoints,
     })
@@ -45,14 +50,28 @@ fn members(slices: &[Value], port: &Port) -> String {
 
 /// What a gateway in a zone takes.
 fn members_in(zone: Option<&str>, slices: &[Value], port: &Port) -> String {
-    let slices: Vec<EndpointSlice> =
+    let slices: Vec<Slice> =
         slices.iter().map(|slice| serde_json::from_value(slice.clone()).unwrap()).collect();
-    match membership(slices.iter(), port, zone) {
+    let config =
+        discovery::Kubernetes { port: port.clone(), zone: zone.map(str::to_owned), ..web() };
+    match membership(slices.iter(), &config) {
         Ok(List { membership, left_out }) if left_out.is_empty() => shown(&membership),
         Ok(List { membership, left_out }) => {
             format!("{}\nwithout {left_out:?}", shown(&membership))
         }
         Err(reason) => format!("refused: {reason}"),
+    }
+}
+
+/// The service, wherever the cluster is.
+fn web() -> discovery::Kubernetes {
+    discovery::Kubernetes {
+        service: "web".to_owned(),
+        namespace: None,
+        port: http(),
+        kubeconfig: None,
+        zone: None,
+        context: None,
     }
 }
 
@@ -174,7 +193,17 @@ fn what_cannot_be_used() {
     );
     let bad = slice("c", 1, &json!([ready("10.0.0.300")]));
     let refused = "refused: \"10.0.0.300\": must be an IP address";
-    assert_eq!(members(&[bad, good], &http()), refused);
+    assert_eq!(members(&[bad, good.clone()], &http()), refused);
+    let mut foreign = slice("d", 1, &json!([ready("10.0.0.4")]));
+    foreign["metadata"]["labels"] = json!({"kubernetes.io/service-name": "other"});
+    let mut unlabelled = slice("e", 1, &json!([ready("10.0.0.5")]));
+    unlabelled["metadata"]["labels"] = Value::Null;
+    assert_eq!(
+        members(&[foreign.clone(), good, unlabelled], &http()),
+        "10.0.0.2:8080 10.0.0.2:8080 - Healthy\nwithout {\"slices_of_other_services\": 2}"
+    );
+    let refused = "refused: no slice can be used: 1 are not of the service";
+    assert_eq!(members(&[foreign], &http()), refused);
     assert_eq!(members(&[slice("a", 1, &json!([]))], &http()), "");
     assert_eq!(members(&[], &http()), "");
 }
@@ -249,14 +278,7 @@ impl Server {
     }
 
     fn config(&self) -> discovery::Kubernetes {
-        discovery::Kubernetes {
-            service: "web".to_owned(),
-            namespace: None,
-            port: http(),
-            kubeconfig: Some(self.kubeconfig.clone()),
-            zone: None,
-            context: None,
-        }
+        discovery::Kubernetes { kubeconfig: Some(self.kubeconfig.clone()), ..web() }
     }
 
     fn watch(&mut self) -> watch::Receiver<Latest> {
@@ -468,4 +490,89 @@ async fn speaks_tls() {
     // The server does not, and is told from one that is not there.
     let lost = wait(&mut latest, |l| l.error.is_some()).await;
     assert!(lost.error.as_ref().unwrap().contains("corrupt message"), "{lost:?}");
+}
+
+#[tokio::test]
+async fn changes_that_come_at_once_are_told_at_once() {
+    const CHANGES: u64 = 5_000;
+    let a = slice("web-a", 1, &json!([ready("10.0.0.1")]));
+    let mut server = Server::start(vec![a]).await;
+    let mut latest = server.watch();
+    wait(&mut latest, is("10.0.0.1")).await;
+    let mut lines = String::new();
+    for version in 2..=CHANGES {
+        let object = slice("web-a", version, &json!([ready(&format!("10.0.0.{}", version % 200))]));
+        writeln!(lines, "{}", json!({"type": "MODIFIED", "object": object})).unwrap();
+    }
+    // Neither empty lines nor what changes nothing costs anything.
+    lines.push_str(&"\n".repeat(1 << 20));
+    server.events().await.send(Ok(lines.into())).unwrap();
+    let last = wait(&mut latest, |l| l.version == CHANGES.to_string()).await;
+    assert_eq!(addresses(&last), format!("10.0.0.{}", CHANGES % 200));
+    assert!(last.accepted < CHANGES / 10, "{}", last.accepted);
+    assert_eq!((last.refused, last.error), (0, None));
+}
+
+#[tokio::test]
+async fn so_many_slices_and_so_much_in_them_are_kept() {
+    let mut server = Server::start(Vec::new()).await;
+    let mut latest = server.watch();
+    wait(&mut latest, |l| l.accepted == 1).await;
+    let told = |what: &'static str| {
+        move |l: &Latest| l.error.as_ref().is_some_and(|error| error.contains(what))
+    };
+    let empty = json!({"metadata": {"name": "s"}, "endpoints": vec![json!({}); MEMBERS_MAX + 1]});
+    let list = json!({"metadata": {"resourceVersion": "9"}, "items": [empty]});
+    server.script(|script| script.lists.push_back((StatusCode::OK, list)));
+    // A few large ones: their names, which are kept twice, are a little too much with the last one.
+    for index in 0..BYTES_MAX >> 21 {
+        let name = format!("web-{index}-{}", "x".repeat(1 << 20));
+        server.send("ADDED", &slice(&name, 2, &json!([]))).await;
+    }
+    wait(&mut latest, told("the slices take more than")).await;
+    // What takes little in the answer, and more in memory: in a list, and in a slice.
+    wait(&mut latest, told("a list of more than")).await;
+    wait(&mut latest, is("")).await;
+    server.send("ADDED", &empty).await;
+    wait(&mut latest, told("a list of more than")).await;
+}
+
+#[tokio::test]
+async fn a_reason_is_short_whatever_the_server_says() {
+    let mut server = Server::start(Vec::new()).await;
+    let long = "é".repeat(1 << 20);
+    server.script(|script| {
+        script.lists.push_back(failure(StatusCode::TOO_MANY_REQUESTS, &long));
+        script.lists.push_back((StatusCode::BAD_GATEWAY, json!(long)));
+        let event = json!({"type": long, "object": {}});
+        script.watches.push_back((StatusCode::OK, event));
+    });
+    let mut latest = server.watch();
+    for reason in ["429", "502", "unknown variant"] {
+        let told = |l: &Latest| l.error.as_ref().is_some_and(|error| error.contains(reason));
+        let error = wait(&mut latest, told).await.error.unwrap();
+        assert!(error.len() < 2_000 && error.ends_with("é…"), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_told_and_after_it_the_list_once_more() {
+    let source = Arc::new(Kubernetes::new(web(), Arc::new(Inert)));
+    let (feed, mut latest) = Feed::new();
+    let (beats, receiver) = mpsc::channel(1);
+    let attending = (Arc::clone(&source), feed.clone());
+    let attends = tokio::spawn(async move { attending.0.attend(receiver, &attending.1).await });
+    let silent = |l: &Latest| l.error.as_ref().is_some_and(|error| error.contains(SILENT));
+    wait(&mut latest, silent).await;
+    beats.send(()).await.unwrap();
+    // A watch on which nothing happens.
+    let (slices, version, told) = (Slices::default(), "1".to_owned(), clock::now());
+    let mut view = View { slices, version, told, due: None };
+    let lines = futures_util::stream::pending();
+    tokio::select! {
+        _ = source.take_up(lines, &mut view, &feed) => panic!("it goes on"),
+        latest = wait(&mut latest, |l| l.error.is_none()) => assert_eq!(latest.accepted, 1),
+    }
+    drop(beats);
+    attends.await.unwrap();
 }
