@@ -24,6 +24,7 @@ mod hostile;
 mod idle;
 mod intercept;
 mod kernel;
+mod kubernetes;
 mod limits;
 mod loops;
 mod membership;

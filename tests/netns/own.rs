@@ -1,15 +1,16 @@
 //! The daemon's own connections: nobody's clients, whatever the services intercept.
 
+use std::io;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::{fs, io};
 
-use harness::origin::scripted::{Peer, Scripted};
+use harness::origin::scripted::Scripted;
 use harness::{Client, Daemon, Lab, eventually};
 
+use crate::kubernetes;
 use crate::support::{SOON, listen};
 
 /// Services that intercept whoever tells the daemon something, for everybody.
@@ -46,45 +47,13 @@ fn what_the_self_test_opens_is_counted_nowhere() {
     assert_eq!((own, own_endpoints.len()), ((0, 0), 0), "{own_endpoints:?}");
 }
 
-/// A Kubernetes API server: one slice with one endpoint, and watches that end at once.
-fn api_server(origin: SocketAddr) -> impl Fn(&mut Peer) -> io::Result<()> + Send + Sync {
-    let slice = format!(
-        r#"{{"metadata": {{"name": "s", "resourceVersion": "1"}}, "addressType": "IPv4",
-            "ports": [{{"port": {}}}], "endpoints": [{{"addresses": ["{}"]}}]}}"#,
-        origin.port(),
-        origin.ip()
-    );
-    move |peer| {
-        while let Some(request) = peer.request()? {
-            if request.target().contains("watch=") {
-                peer.send("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")?;
-                break;
-            }
-            peer.respond(format!(
-                r#"{{"metadata": {{"resourceVersion": "1"}}, "items": [{slice}]}}"#
-            ))?;
-        }
-        Ok(())
-    }
-}
-
 #[test]
 fn the_connection_to_an_api_server_is_not_intercepted() {
     let lab = Lab::new(2).unwrap();
     let (api, web) = (lab.origin(0), lab.origin(1));
-    let server = Scripted::start(&lab.origins, api, api_server(web)).unwrap();
+    let server = Scripted::start(&lab.origins, api, kubernetes::api_server(web)).unwrap();
     let _origin = Scripted::http(&lab.origins, web).unwrap();
-    let kubeconfig = lab.directory().join("kubeconfig");
-    let config = format!(
-        "{{clusters: [{{name: c, cluster: {{server: 'http://{api}'}}}}], users: [],\n\
-         contexts: [{{name: c, context: {{cluster: c, user: ''}}}}], current-context: c}}"
-    );
-    fs::write(&kubeconfig, config).unwrap();
-    let web = format!(
-        "[[service]]\nname = \"web\"\nprotocol = \"http1\"\nlisten = [\"{}\"]\n\
-         [service.discovery.kubernetes]\nservice = \"web\"\nport = 80\nkubeconfig = {kubeconfig:?}\n",
-        listen(&lab)
-    );
+    let web = kubernetes::service(&lab, &kubernetes::kubeconfig(&lab, api, "{}"));
     let daemon = Daemon::start(&lab, &intercepting(api, &web)).unwrap();
     assert_eq!(Client::get_once(&lab.host, listen(&lab), "/").unwrap().status, 200);
     // Each watch needs a new connection: these are made while everybody else's are intercepted.
