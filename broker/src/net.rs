@@ -230,6 +230,13 @@ impl Stream {
         }
     }
 
+    /// Whether what is to be received begins with this; nothing of it is taken.
+    pub fn begins_with(&self, bytes: &[u8]) -> bool {
+        let mut found = [0; 16];
+        let n = retry_interrupted(|| self.socket.peek(&mut found)).unwrap_or(0);
+        found[..n].starts_with(bytes)
+    }
+
     /// Has `cx` woken at the next event on the receive side; says what is there already.
     pub fn watch(&self, cx: &mut Context<'_>) -> Queue {
         let Ok(registration) = self.registration() else { return Queue::Failed };

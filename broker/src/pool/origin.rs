@@ -17,7 +17,6 @@ use super::connection::Connection;
 use super::idle::{IdleList, Limits};
 use super::ready::Ready;
 use super::stock::{Steer, Stock};
-use crate::boundary::CloseReason;
 use crate::clock;
 use crate::config::PoolConfig;
 use crate::origin::{Chosen, outlier};
@@ -129,17 +128,18 @@ impl Origin {
         self.publish();
     }
 
-    /// What comes unasked soon after a request with a body may be the answer to that body: there are
+    /// A response that comes unasked soon after a request with a body may be the answer to that body: there are
     /// origins that do not read it and take it for the next request, such as a handler that forgets to.
     /// Whoever asked next could get what the body's author wants.
     fn suspect(&self, connection: &Connection, reason: EvictReason) {
-        let unasked = matches!(
-            reason,
-            EvictReason::IdleBytes | EvictReason::Exchange(CloseReason::Unsolicited)
-        );
         let soon =
             |taken: Instant| clock::now().saturating_duration_since(taken) < BODY_ANSWERED_WITHIN;
-        if unasked && connection.body_taken.is_some_and(soon) && self.host.has_left_body() {
+        if reason == EvictReason::IdleBytes
+            && connection.body_taken.is_some_and(soon)
+            // What comes to a slot is dropped by the program that sees it.
+            && (connection.attached.is_some() || connection.stream.begins_with(b"HTTP/"))
+            && self.host.has_left_body()
+        {
             tracing::warn!(
                 origin = %self.address,
                 "the origin seems to answer a request's body as if it were a request: from now on its \

@@ -28,9 +28,10 @@ const DEMAND: Duration = Duration::from_secs(10);
 /// what to do when the origin stalls.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
 
-/// The kernel passes a request on right after it has claimed a socket for it. A request that has
-/// not gone out by then has failed.
-const UNSENT_MAX: Duration = Duration::from_millis(50);
+/// The kernel passes a request on right after it has claimed a socket for it, but its client may be made
+/// to wait for the processor in between. A request that has not gone out by then has failed, and its client
+/// was told.
+const UNSENT_MAX: Duration = Duration::from_secs(1);
 
 /// What a pool needs to leave sockets to the kernel.
 #[derive(Clone)]

@@ -204,6 +204,8 @@ fn misbehave(spec: &mut Spec, random: &mut Random) {
         _ if spec.early => spec.end = End::Keep,
         // A 100 is a response already: then there is nothing before it.
         End::Before(_) if spec.expects => spec.end = End::Keep,
+        // Such an origin is not trusted with bodies again, and nothing steered to it any more.
+        End::Stray if spec.upload.is_some() => spec.end = End::Keep,
         End::Poison | End::Junk if spec.ends_by_close() => spec.end = End::Keep,
         // A reset takes back what has not been sent yet; so much always has.
         End::Idle(How::Rst, _) => {
