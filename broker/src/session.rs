@@ -52,7 +52,7 @@ pub struct Context {
     pub buffers: Buffers,
     /// Raised when the daemon is stopping.
     pub stop: Rc<Stop>,
-    /// What takes longer than a tick is worth more care: timers, and a registration of the client's
+    /// What takes longer than that is worth more care: timers, and a registration of the client's
     /// socket to see whether it is still there.
     pub ticks: Rc<Ticks>,
 }

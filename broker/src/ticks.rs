@@ -21,12 +21,17 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// The result of `future` if it comes before the next tick, which is at most 20 ms away.
+    /// The result of `future` if it comes before the tick after the next one, which is 20 to 40 ms away:
+    /// the next one may be just about to come.
     pub async fn outrun<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
+        let ticks = async {
+            self.next().await;
+            self.next().await;
+        };
         tokio::select! {
             biased;
             output = &mut future => Some(output),
-            () = self.next() => None,
+            () = ticks => None,
         }
     }
 
@@ -90,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_longer_than_it_takes_to_tick() {
+    fn nobody_waits_for_less_than_a_tick_or_more_than_two() {
         ticking(async |ticks, _| {
             // From the first to the last moment between two ticks, and again after a rest.
             for after in [1, 5, 19, 20, 500, 3].map(Duration::from_millis) {
@@ -100,7 +105,7 @@ mod tests {
                 let start = clock::now();
                 assert_eq!(ticks.outrun(pending::<()>()).await, None);
                 let took = clock::now() - start;
-                assert!(took <= EVERY, "{after:?}: {took:?}");
+                assert!((EVERY..=2 * EVERY).contains(&took), "{after:?}: {took:?}");
             }
         });
     }
