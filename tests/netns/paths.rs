@@ -84,8 +84,11 @@ fn a_way_that_is_long_from_the_start_is_explained() {
     detour.delay(Duration::from_millis(30));
     let _origins: Vec<_> = (0..3).map(|i| nginx::origin(&lab, i).unwrap()).collect();
     let daemon = start(&lab, "relay", "");
-    let plan = Plan { requests: Some(2000), ..plan(&lab, "relay") };
-    load::run(&lab, &plan).unwrap();
+    let running = load::start(&lab, &plan(&lab, "relay")).unwrap();
+    eventually(2 * SOON, "all have been asked", || {
+        paths(&daemon).iter().all(|path| path.segments > 50)
+    });
+    running.stop().unwrap();
     let said = explained(&daemon);
     let begins = format!("{}: a round trip takes ", lab.origin(0));
     assert!(said.len() == 1 && said[0].starts_with(&begins), "{said:?} {:?}", paths(&daemon));
