@@ -211,13 +211,8 @@ impl Control {
             // The programs go with this process in any case.
             tracing::error!(%error, "ending interception");
         }
-        let drained = async {
-            while !workers.iter().all(Worker::is_finished) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
         tokio::select! {
-            () = drained => tracing::info!("drained"),
+            () = finished(&workers) => tracing::info!("drained"),
             () = tokio::time::sleep(config.drain_timeout) => {
                 tracing::warn!("drain_timeout reached; ending the connections that are left");
             }
@@ -338,13 +333,18 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Waits until all workers have ended.
+async fn finished(workers: &[Worker]) {
+    while !workers.iter().all(Worker::is_finished) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// Waits for workers that were told to end. One that is in the middle of something long does not keep the
 /// process from it.
 async fn join(mut workers: Vec<Worker>) -> anyhow::Result<()> {
-    let end = clock::now() + WORKER_GRACE;
-    while !workers.iter().all(Worker::is_finished) && clock::now() < end {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    // Who has not by then is counted below.
+    tokio::time::timeout(WORKER_GRACE, finished(&workers)).await.ok();
     let busy = workers.extract_if(.., |worker| !worker.is_finished()).count();
     workers.into_iter().try_for_each(Worker::join)?;
     anyhow::ensure!(busy == 0, "{busy} workers have not ended within {WORKER_GRACE:?}");
