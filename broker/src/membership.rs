@@ -237,7 +237,8 @@ fn in_short(reason: impl fmt::Display) -> String {
 }
 
 /// Something that knows who the members are. Runs in a thread of its own, for as long as the daemon
-/// does, and survives whatever it watches: it reports what is wrong and tries again.
+/// does, and survives whatever it watches: it reports what is wrong, and tries again or ends, to be
+/// started again.
 pub trait Source: Send {
     /// Watches, and feeds each list as it comes. Dropping the future ends it.
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>>;

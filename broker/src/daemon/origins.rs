@@ -600,6 +600,7 @@ impl Followed {
 fn turns(place: u64) -> f64 {
     place as f64 / 2f64.powi(64)
 }
+
 /// What `work` comes to, however long it takes to get a thread for it: the origins stay as they are until
 /// then.
 async fn done<T: Send + 'static>(

@@ -39,12 +39,11 @@ use tokio::sync::{Notify, mpsc};
 
 use self::server::{Event, Kind, Server, Status};
 use self::slices::{Listed, Slice, Slices};
-use super::{Feed, Source, rng};
+use super::{Feed, Source};
 use crate::chain;
 use crate::clock;
 use crate::config::discovery;
 use crate::datapath::Datapath;
-use crate::pool::backoff::Backoff;
 
 /// The server ends a watch after this time, and it is resumed. A server that has gone without a
 /// word is noticed soon after.
@@ -58,10 +57,6 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Changes are taken up no more often than this: each time all members are looked at.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-
-/// After the first failure in a row, and after many.
-const RETRY_MIN: Duration = Duration::from_millis(500);
-const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// How often the thread says that nothing holds it up.
 const BEAT: Duration = Duration::from_secs(1);
@@ -205,25 +200,15 @@ impl Kubernetes {
     }
 }
 
+/// Ends when something has gone wrong: it is started again then.
 impl Source for Kubernetes {
     fn watch(self: Box<Self>, feed: Feed) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
             let source = Arc::from(self);
-            let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
-            let mut rng = rng();
-            while !feed.is_closed() {
-                let began = clock::now();
-                match Self::start(&source, &feed) {
-                    // One at a time: whatever it still waits for.
-                    Ok(beats) => source.attend(beats, &feed).await,
-                    Err(error) => source.lost(&feed, format_args!("a thread to ask with: {error}")),
-                }
-                let now = clock::now();
-                // A list alone is no success: it may be that watching is what is not permitted.
-                if now - began > RETRY_MAX {
-                    backoff.succeed();
-                }
-                tokio::time::sleep(backoff.fail(now, &mut rng)).await;
+            match Self::start(&source, &feed) {
+                // One at a time: whatever it still waits for.
+                Ok(beats) => source.attend(beats, &feed).await,
+                Err(error) => source.lost(&feed, format_args!("a thread to ask with: {error}")),
             }
         })
     }

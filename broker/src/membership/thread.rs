@@ -30,6 +30,7 @@ pub(super) async fn keep(name: &str, source: impl Fn() -> Box<dyn Source>, feed:
             feed.lost(chain(error.as_ref()));
         }
         let now = clock::now();
+        // A list alone is no success: it may be that watching for the next one is not permitted.
         if now.saturating_duration_since(began) > BACKOFF.1 {
             backoff.succeed();
         }

@@ -287,7 +287,8 @@ impl Server {
 
     fn watch_as(&mut self, config: discovery::Kubernetes) -> watch::Receiver<Latest> {
         let (feed, latest) = Feed::new();
-        self.tasks.spawn(Box::new(Kubernetes::new(config, Arc::new(Inert))).watch(feed));
+        let source = discovery::Source::Kubernetes(config);
+        self.tasks.spawn(super::super::follow(source, Arc::new(Inert), feed));
         latest
     }
 
