@@ -196,8 +196,9 @@ impl Pool {
         }
         let reserved = shared.reserved.get();
         shared.current().iter().for_each(|origin| origin.reserved.set(reserved));
-        shared.reserve();
-        shared.dial_for_waiters(None);
+        let now = clock::now();
+        shared.reserve(now);
+        shared.dial_for_waiters(None, now);
         if origins.is_empty() {
             shared.refuse_waiters(Refusal::NoOrigins);
         }
@@ -241,7 +242,7 @@ impl Pool {
             shared.metrics.unreachable.inc();
             return Err(Refusal::Ejected);
         }
-        let now = clock::now();
+        let mut now = clock::now();
         if shared.waiters.borrow().is_empty()
             && !shared.awaits_another(avoid, now)
             && let Some(mut lease) = shared.take_warm(avoid, now)
@@ -251,13 +252,14 @@ impl Pool {
         }
         loop {
             // Boxed: the rare wait must not make every session's task larger.
-            let mut lease = Box::pin(self.queue(avoid, retry.take())).await?;
+            let mut lease = Box::pin(self.queue(avoid, retry.take(), now)).await?;
             // Since the socket was handed over, other tasks have run, and bytes may have come.
             if shared.usage == Use::Once || lease.may_begin() {
                 return Ok(lease);
             }
             retry = lease.take_retry();
             lease.settle(Verdict::Close(CloseReason::Unsolicited), None);
+            now = clock::now();
         }
     }
 
@@ -265,11 +267,12 @@ impl Pool {
         &self,
         avoid: Option<SocketAddr>,
         retry: Option<RetryPermit>,
+        now: Instant,
     ) -> Result<Lease, Refusal> {
         let shared = &self.shared;
-        let (place, handed_over) = shared.enqueue(avoid, retry)?;
-        shared.dial_for_waiters(avoid);
-        shared.reserve();
+        let (place, handed_over) = shared.enqueue(avoid, retry, now)?;
+        shared.dial_for_waiters(avoid, now);
+        shared.reserve(now);
         let result = tokio::time::timeout(shared.config.queue_timeout, handed_over).await;
         drop(place);
         match result {
@@ -300,7 +303,7 @@ impl Pool {
             shared.prewarm(now);
             shared.feed_kernel(now);
         }
-        shared.dial_for_waiters(None);
+        shared.dial_for_waiters(None, now);
     }
 
     /// Looks at a slot that the kernel programs have said something about; `place` is that of its
@@ -379,7 +382,7 @@ impl Pool {
 
     fn close(&self, reason: EvictReason) {
         self.shared.closing.set(Some(reason));
-        self.shared.reserve();
+        self.shared.reserve(clock::now());
         let all = self.shared.origins.borrow().all();
         for origin in all {
             origin.close_idle(reason);
@@ -404,7 +407,7 @@ impl Drop for Pool {
         self.watcher.abort();
         self.close(self.shared.closing.get().unwrap_or(EvictReason::OriginRemoved));
         self.shared.waiters.borrow_mut().clear();
-        self.shared.want();
+        self.shared.want(clock::now());
     }
 }
 

@@ -56,8 +56,7 @@ impl Shared {
     }
 
     /// Starts a dial for each waiter that has no hope yet.
-    pub(super) fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>) {
-        let now = clock::now();
+    pub(super) fn dial_for_waiters(self: &Rc<Self>, avoid: Option<SocketAddr>, now: Instant) {
         self.serve_from_stock(now);
         let avoid = avoid.or_else(|| self.first_avoids());
         while self.fresh_dials() < self.impatient(now) {
@@ -70,7 +69,7 @@ impl Shared {
                 break;
             }
         }
-        self.want();
+        self.want(now);
     }
 
     /// Closes an idle connection that those who wait cannot use, so that another can be opened.
@@ -159,7 +158,7 @@ impl Shared {
                 result
             } else {
                 origin.slow.set(origin.slow.get() + 1);
-                shared.dial_for_waiters(Some(origin.address));
+                shared.dial_for_waiters(Some(origin.address), clock::now());
                 let result = dial.await;
                 origin.slow.set(origin.slow.get() - 1);
                 result
@@ -217,7 +216,7 @@ impl Shared {
         {
             self.hand_over(lease);
         }
-        self.dial_for_waiters(Some(origin.address));
+        self.dial_for_waiters(Some(origin.address), now);
         let hope = self.current().iter().any(|o| o.dialling.get() > 0 || o.active() > 0);
         if !hope {
             // Every origin has had its chance. The next clients may try again after the back-off.

@@ -156,7 +156,7 @@ impl Lease {
     fn close(&self, connection: Connection, reason: CloseReason) {
         self.origin.close(connection, EvictReason::Exchange(reason));
         // There is room for another socket now.
-        self.pool.dial_for_waiters(None);
+        self.pool.dial_for_waiters(None, clock::now());
     }
 }
 

@@ -46,8 +46,9 @@ impl Drop for Place {
         waiters.retain(|waiter| waiter.id != self.id);
         self.shared.metrics.waiting.set(waiters.len());
         drop(waiters);
-        self.shared.reserve();
-        self.shared.want();
+        let now = clock::now();
+        self.shared.reserve(now);
+        self.shared.want(now);
     }
 }
 
@@ -59,6 +60,7 @@ impl Shared {
         self: &Rc<Self>,
         avoid: Option<SocketAddr>,
         retry: Option<RetryPermit>,
+        now: Instant,
     ) -> Result<(Place, HandedOver), Refusal> {
         let Some(pending) = self.budget.wait() else {
             self.metrics.queue_overflow.inc();
@@ -67,8 +69,7 @@ impl Shared {
         let mut waiters = self.waiters.borrow_mut();
         let id = self.id();
         let (hand_over, handed_over) = oneshot::channel();
-        let since = clock::now();
-        waiters.push_back(Waiter { id, _pending: pending, since, avoid, retry, hand_over });
+        waiters.push_back(Waiter { id, _pending: pending, since: now, avoid, retry, hand_over });
         self.metrics.waiting.set(waiters.len());
         Ok((Place { shared: Rc::clone(self), id }, handed_over))
     }
@@ -128,7 +129,7 @@ impl Shared {
                 tokio::time::sleep_until(due.into()).await;
                 let Some(pool) = pool.upgrade() else { return };
                 pool.look_arranged.set(false);
-                pool.dial_for_waiters(None);
+                pool.dial_for_waiters(None, clock::now());
             });
         }
         patient_from
@@ -198,8 +199,7 @@ impl Shared {
 
     /// Sockets that the kernel has finished with are for those who wait; and if these cannot be helped
     /// by a dial, they come before whoever the kernel would serve next, too.
-    pub(super) fn reserve(&self) {
-        let now = clock::now();
+    pub(super) fn reserve(&self, now: Instant) {
         let origins = self.current();
         let waits = !self.waiters.borrow().is_empty();
         if self.waits.replace(waits) != waits {
@@ -218,12 +218,12 @@ impl Shared {
     }
 
     /// Says how many connections the others have to give up for those who wait here.
-    pub(super) fn want(self: &Rc<Self>) {
+    pub(super) fn want(self: &Rc<Self>, now: Instant) {
         let waiters = self.waiters.borrow();
         let dialling: usize = self.current().iter().map(|o| o.dialling.get()).sum();
-        let mut since = waiters.front().map_or_else(clock::now, |first| first.since);
+        let mut since = waiters.front().map_or(now, |first| first.since);
         // Whose origins cannot be dialled now is not helped by what others give up.
-        let (now, origins) = (clock::now(), self.current());
+        let origins = self.current();
         let helped = origins.iter().any(|o| self.may_dial(o, now))
             && !origins.iter().any(|o| self.can_dial(o, now));
         let wanted = if helped { waiters.len().saturating_sub(dialling) } else { 0 };
@@ -239,16 +239,17 @@ impl Shared {
                 let Some(pool) = pool.upgrade() else { return };
                 pool.plea_arranged.set(false);
                 pool.budget.plead(pool.environment.worker);
-                pool.dial_for_waiters(None);
+                pool.dial_for_waiters(None, clock::now());
             });
         }
     }
 
     /// Others have given up connections, or want some.
     pub(super) fn look_at_budget(self: &Rc<Self>) {
-        self.look_at_ejections(clock::now());
+        let now = clock::now();
+        self.look_at_ejections(now);
         while self.waiters.borrow().is_empty()
-            && self.budget.others_go_first(self.environment.worker, clock::now())
+            && self.budget.others_go_first(self.environment.worker, now)
             && let Some((connection, origin)) = self.take_idle()
         {
             if !self.budget.promise(self.environment.worker) {
@@ -257,13 +258,13 @@ impl Shared {
             }
             origin.close(connection, EvictReason::MadeRoom);
         }
-        self.dial_for_waiters(None);
+        self.dial_for_waiters(None, now);
     }
 
     /// Whether a connection that comes back is to be given up for another worker's exchanges.
-    pub(super) fn gives_way(&self) -> bool {
+    pub(super) fn gives_way(&self, now: Instant) -> bool {
         let worker = self.environment.worker;
-        let ours = self.waiters.borrow().front().map_or_else(clock::now, |first| first.since);
+        let ours = self.waiters.borrow().front().map_or(now, |first| first.since);
         self.budget.others_go_first(worker, ours) && self.budget.promise(worker)
     }
 }

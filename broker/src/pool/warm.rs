@@ -80,15 +80,15 @@ impl Shared {
         };
         if let Err(reason) = admitted {
             origin.close(connection, reason);
-            return self.dial_for_waiters(None);
+            return self.dial_for_waiters(None, now);
         }
-        if self.gives_way() {
+        if self.gives_way(now) {
             return origin.close(connection, EvictReason::MadeRoom);
         }
         if !self.waiters.borrow().is_empty() {
             match self.lease_if_clean(origin, connection) {
                 Some(lease) => self.hand_over(lease),
-                None => self.dial_for_waiters(None),
+                None => self.dial_for_waiters(None, now),
             }
             return;
         }
