@@ -87,6 +87,13 @@ pub struct Service {
     pub modes: Vec<Mode>,
 }
 
+impl Service {
+    /// Whether some of its requests have a body.
+    fn takes_uploads(&self) -> bool {
+        self.modes.is_empty() || self.modes.iter().any(|mode| mode.uploads())
+    }
+}
+
 /// What all threads of a run share.
 #[derive(Debug)]
 struct Shared {

@@ -206,9 +206,11 @@ struct Named {
     pool: &'static str,
 }
 
-/// Few sockets for many clients, sockets for everybody, both over IPv6, and what the kernel could carry.
+/// Few sockets for many clients; sockets for everybody; both over IPv6, for what has no body; and what the
+/// kernel could carry.
 fn services(lab: &Lab) -> Vec<Named> {
     let v4 = |range: std::ops::Range<u8>| range.map(|i| lab.origin(i)).collect::<Vec<_>>();
+    let bodiless = Mode::value_variants().iter().copied().filter(|mode| !mode.uploads()).collect();
     let v6 = (0..2).map(|i| (lab.origin_ip6(i), 80).into()).collect();
     [
         (
@@ -221,7 +223,7 @@ fn services(lab: &Lab) -> Vec<Named> {
         (
             "six",
             v6,
-            vec![],
+            bodiless,
             "prewarm = 1\nqueue_timeout = \"15s\"\n[service.limits]\nmax_connections = 24",
         ),
         (PLAIN, v4(4..6), vec![Mode::Plain], "prewarm = 8"),

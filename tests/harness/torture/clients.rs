@@ -16,7 +16,7 @@ use super::judge::{Outcome, Wrong};
 use super::mode::Mode;
 use super::random::Random;
 use super::report::Kind;
-use super::script::Script;
+use super::script::{Manners, Script};
 use super::session::{Calls, Scratch, Session, Step};
 use super::{Plan, Service, Shared};
 
@@ -89,10 +89,14 @@ impl<'a> Client<'a> {
             return None;
         }
         let mode = self.random.weighted(&self.modes);
-        let script = Script::draw(mode, &mut self.random, self.plan.calm, || {
-            self.shared.ledger.ask(self.number)
-        })?;
         let (service, to) = self.destination(mode);
+        let manners = if self.plan.calm {
+            Manners::Calm
+        } else {
+            Manners::Odd { uploads: self.plan.services[service].takes_uploads() }
+        };
+        let ask = || self.shared.ledger.ask(self.number);
+        let script = Script::draw(mode, &mut self.random, manners, ask)?;
         let nonblocking = calls != Calls::Block && self.random.chance(600);
         let first = script.requests[0];
         let requests = script.requests.len();

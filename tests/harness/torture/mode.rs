@@ -85,6 +85,36 @@ impl Mode {
         (Self::Large, 2),
     ];
 
+    /// Whether some of its requests have a body.
+    #[must_use]
+    pub fn uploads(self) -> bool {
+        match self {
+            Self::OneShot
+            | Self::Close
+            | Self::Http10
+            | Self::Plain
+            | Self::AbandonMid
+            | Self::ResetMid
+            | Self::SlowReader
+            | Self::Head
+            | Self::Bodiless
+            | Self::Large => false,
+            Self::KeepAlive
+            | Self::Pipeline
+            | Self::PipelineWrites
+            | Self::Abandon
+            | Self::Reset
+            | Self::HalfClose
+            | Self::Dribble
+            | Self::Post
+            | Self::PostSecondWrite
+            | Self::PostLarge
+            | Self::PostChunked
+            | Self::PostExpect
+            | Self::PostEarly => true,
+        }
+    }
+
     /// Its name on the command line and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -19,6 +19,19 @@ pub(super) struct Script {
     pub(super) reading: Reading,
 }
 
+/// What the origins of a service are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manners {
+    /// They behave.
+    Calm,
+    /// Each exchange may end badly.
+    Odd {
+        /// Some of their requests have a body: an origin that answers unasked after one of these is not
+        /// trusted with others, nor with what is steered. So none does.
+        uploads: bool,
+    },
+}
+
 /// How requests are sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sending {
@@ -68,11 +81,10 @@ fn ms(n: u64) -> Duration {
 
 impl Script {
     /// Draws a connection; `ask` gives the ids of its requests. `None` when there are no more.
-    /// With `calm`, origins behave.
     pub(super) fn draw(
         mode: Mode,
         random: &mut Random,
-        calm: bool,
+        manners: Manners,
         mut ask: impl FnMut() -> Option<Id>,
     ) -> Option<Self> {
         let length = match mode {
@@ -84,7 +96,7 @@ impl Script {
             _ => 1,
         };
         let requests: Option<Vec<Spec>> =
-            (0..length).map(|_| ask().map(|id| spec(mode, random, calm, id))).collect();
+            (0..length).map(|_| ask().map(|id| spec(mode, random, manners, id))).collect();
         let requests = requests?;
         let sending = sending(mode, random);
         let leaving = leaving(mode, random, &requests[0]);
@@ -101,7 +113,7 @@ impl Script {
 }
 
 /// The exchange of a mode.
-fn spec(mode: Mode, random: &mut Random, calm: bool, id: Id) -> Spec {
+fn spec(mode: Mode, random: &mut Random, manners: Manners, id: Id) -> Spec {
     let mut spec = Spec {
         size: response_size(mode, random),
         framing: random.weighted(&[
@@ -169,8 +181,8 @@ fn spec(mode: Mode, random: &mut Random, calm: bool, id: Id) -> Spec {
             spec.framing = Framing::Length;
         }
     }
-    if !calm {
-        misbehave(&mut spec, random);
+    if let Manners::Odd { uploads } = manners {
+        misbehave(&mut spec, random, uploads);
     }
     spec
 }
@@ -185,7 +197,7 @@ fn upload(random: &mut Random, size_max: u64) -> Upload {
 }
 
 /// What the origin does to it.
-fn misbehave(spec: &mut Spec, random: &mut Random) {
+fn misbehave(spec: &mut Spec, random: &mut Random, uploads: bool) {
     let how = random.pick(&[How::Fin, How::Rst]);
     let idle_ms = small(random.below(20));
     spec.end = random.weighted(&[
@@ -204,8 +216,7 @@ fn misbehave(spec: &mut Spec, random: &mut Random) {
         _ if spec.early => spec.end = End::Keep,
         // A 100 is a response already: then there is nothing before it.
         End::Before(_) if spec.expects => spec.end = End::Keep,
-        // Such an origin is not trusted with bodies again, and nothing steered to it any more.
-        End::Stray if spec.upload.is_some() => spec.end = End::Keep,
+        End::Stray if uploads => spec.end = End::Keep,
         End::Poison | End::Junk if spec.ends_by_close() => spec.end = End::Keep,
         // A reset takes back what has not been sent yet; so much always has.
         End::Idle(How::Rst, _) => {
@@ -343,11 +354,13 @@ mod tests {
         let mut seq = 0;
         for _ in 0..200 {
             for (mode, _) in Mode::WEIGHTS {
-                let script = Script::draw(mode, &mut random, false, || {
+                let manners = Manners::Odd { uploads: mode.uploads() };
+                let script = Script::draw(mode, &mut random, manners, || {
                     seq += 1;
                     Some(Id { client: 1, seq })
                 });
                 for spec in script.unwrap().requests {
+                    assert!(mode.uploads() || spec.upload.is_none(), "{mode}: {spec:?}");
                     check(&spec);
                 }
             }
