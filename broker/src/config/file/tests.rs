@@ -727,6 +727,21 @@ fn advice() {
             "service \"i\": origins: 10.0.0.1:80 is not among the intercepted addresses, so nobody is ever routed to it",
         ]
     );
+    let with_vip = |vip: &str| {
+        let text = format!(
+            "{}{}",
+            MINIMAL.replace("10.0.0.1:80", vip),
+            intercepting("[\"10.9.9.9:80\"]", "")
+        );
+        warnings(&parsed(&text))
+    };
+    assert_eq!(
+        with_vip("10.9.9.9:80"),
+        [
+            "service \"web\": origins: 10.9.9.9:80 is what service \"i\" intercepts, but not for the broker itself, which needs a server there",
+        ]
+    );
+    assert!(with_vip("10.9.9.9:81").is_empty());
 }
 
 proptest! {

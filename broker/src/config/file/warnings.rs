@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 
 use crate::config::retries::{Condition, RetryLimit};
-use crate::config::{Affinity, Config, OpaqueReuse, Protocol, Route, Service};
+use crate::config::{Affinity, Config, Intercept, OpaqueReuse, Protocol, Route, Service};
 use crate::report::plural;
 
 /// Advice about a valid configuration, for `broker check` and the log.
@@ -22,6 +22,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
         about_pool(service, &mut warn);
         about_retries(service, &mut warn);
         about_outliers(service, &mut warn);
+        about_origins(service, config, &mut warn);
         if matches!(service.route, Route::Dialled { .. }) {
             for origin in service.origins.iter().filter(|o| !intercepted(service, **o)) {
                 warn(&format!(
@@ -37,6 +38,24 @@ pub fn warnings(config: &Config) -> Vec<String> {
         }
     }
     all
+}
+
+/// Origins that are another service's virtual addresses. Nobody intercepts the broker's own connections,
+/// so these come to whoever listens there, which is nobody more often than not.
+fn about_origins(service: &Service, config: &Config, warn: &mut impl FnMut(&str)) {
+    let is_virtual = |other: &Service, origin: SocketAddr| {
+        let exactly = |i: &Intercept| i.port == origin.port() && i.net == IpNet::from(origin.ip());
+        other.intercept.iter().any(exactly) && !other.origins.contains(&origin)
+    };
+    for &origin in &service.origins {
+        let other = config.services.iter().find(|other| is_virtual(other, origin));
+        if let Some(other) = other {
+            warn(&format!(
+                "origins: {origin} is what service {:?} intercepts, but not for the broker itself, which needs a server there",
+                other.name
+            ));
+        }
+    }
 }
 
 fn about_pool(service: &Service, warn: &mut impl FnMut(&str)) {
