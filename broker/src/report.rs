@@ -136,6 +136,17 @@ pub fn bar(fraction: f64, width: usize) -> String {
     format!("{}{}", "█".repeat(filled / 8), EIGHTHS[filled % 8])
 }
 
+/// What a server, a file or a peer has said, as one line without anything that a terminal obeys.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    let harmless = |c: char| match c {
+        '\n' | '\r' | '\t' => ' ',
+        _ if c.is_control() => char::REPLACEMENT_CHARACTER,
+        _ => c,
+    };
+    text.chars().map(harmless).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,6 +177,12 @@ mod tests {
         assert_eq!(file.frame("a\nb\n"), "a\nb\n\n");
         let terminal = Screen { style: Style::PLAIN, height: Some(2) };
         assert_eq!(terminal.frame("a\nb\n"), "\x1b[Ha\x1b[K\n\x1b[J");
+    }
+
+    #[test]
+    fn what_others_say_does_nothing_to_the_terminal() {
+        assert_eq!(quoted("no such\r\n\thost: “ö”"), "no such   host: “ö”");
+        assert_eq!(quoted("\x1b]0;title\x07\u{9b}2J"), "\u{fffd}]0;title\u{fffd}\u{fffd}2J");
     }
 
     #[test]

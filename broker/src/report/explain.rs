@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::unit::plural;
-use super::{Paint, Style};
+use super::{Paint, Style, quoted};
 use crate::stats::{ServiceSnapshot, Snapshot};
 
 /// How much a finding explains.
@@ -260,7 +260,11 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
         findings.push(Finding {
             layer: "membership",
             weight: if membership.used == 0 { Weight::Cause } else { Weight::Notable },
-            evidence: format!("the source ({}) is not in order: {error}", membership.source),
+            evidence: format!(
+                "the source ({}) is not in order: {}",
+                membership.source,
+                quoted(error)
+            ),
             setting: Some("discovery".to_owned()),
         });
     }
@@ -277,7 +281,7 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
         return;
     }
     for (origin, check) in membership.checks.iter().filter(|(_, check)| !check.passing) {
-        let error = check.last_error.as_deref().unwrap_or("not checked yet");
+        let error = quoted(check.last_error.as_deref().unwrap_or("not checked yet"));
         findings.push(Finding {
             layer: "membership",
             weight: Weight::Notable,

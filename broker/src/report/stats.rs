@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::{
-    Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, plural, rate,
+    Cell, Column, Paint, Style, Table, bar, bytes, count, micros, millis, percent, plural, quoted,
+    rate,
 };
 use crate::stats::{
     DatapathSnapshot, GatewaySnapshot, HostCounters, LimitSnapshot, MembershipSnapshot,
@@ -39,7 +40,7 @@ pub fn render(view: View<'_>, style: Style) -> String {
     }
     let trouble = shown.gateway.iter().flat_map(|g| [&g.conflict, &g.error]).flatten();
     for text in trouble {
-        line(&mut out, &style.paint(Paint::Bad, &format!("gateway: {text}")));
+        line(&mut out, &style.paint(Paint::Bad, &format!("gateway: {}", quoted(text))));
     }
     for service in &shown.services {
         out.push('\n');
@@ -153,7 +154,7 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
     }
     if let Some(error) = service.membership.as_ref().and_then(|m| m.error.as_deref()) {
         out.push_str(INDENT);
-        line(&mut out, &style.paint(Paint::Bad, &format!("members: {error}")));
+        line(&mut out, &style.paint(Paint::Bad, &format!("members: {}", quoted(error))));
     }
     let missing = |(cgroup, present): (&String, &bool)| (!present).then(|| cgroup.clone());
     let missing: Vec<_> = service.cgroups.iter().filter_map(missing).collect();
