@@ -34,7 +34,7 @@ use crate::stats::ServiceMetrics;
 use crate::ticks::Ticks;
 
 /// How long a client without a request may send one after a stop was asked for.
-const LAST_REQUEST: Duration = Duration::from_millis(200);
+pub const LAST_REQUEST: Duration = Duration::from_millis(200);
 
 /// Longest time, and most bytes, a client may go on sending after its connection was ended.
 const LINGER: Duration = Duration::from_secs(2);

@@ -28,12 +28,13 @@ use self::events::Events;
 use self::room::Room;
 use self::service::{Service, Via};
 use crate::buffers::Buffers;
+use crate::clock;
 use crate::config::{self, Config, Steer};
 use crate::datapath::{Datapath, ListenerSet, WorkerListeners, steering};
 use crate::net::{self, Backlog, Listener, Listening};
 use crate::origin::Chosen;
 use crate::pool::{self, Environment};
-use crate::session::Stop;
+use crate::session::{LAST_REQUEST, Stop};
 use crate::stats::Registry;
 use crate::ticks::Ticks;
 
@@ -42,6 +43,9 @@ pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// Pause after a failed `accept`: out of descriptors or memory, which does not pass at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often a worker that is stopping looks whether it is done.
+const STOPPING_TICK: Duration = Duration::from_millis(10);
 
 /// What all workers are made of.
 #[derive(Clone)]
@@ -189,20 +193,27 @@ async fn run(
         }
     }
 
-    // New connections go to the origins by now; what is queued already gets served.
+    // Intercepted clients go to the origins by now. Who has connected and sent nothing is not in the queue
+    // yet (`TCP_DEFER_ACCEPT`), and has as long for its request as those that are being served.
+    steering.tick();
+    common.stop.raise();
+    for service in &services {
+        service.drain();
+    }
+    let closes = clock::now() + LAST_REQUEST;
+    let quits = || *stage.borrow() == Stage::Quit;
+    while !quits() && clock::now() < closes {
+        tokio::time::sleep(STOPPING_TICK).await;
+        steering.tick();
+    }
     for (service, listener, via, task) in accepting {
         task.abort();
         while let Ok(client) = listener.accept_queued() {
             service.serve(client, via, &listener);
         }
     }
-    steering.tick();
-    common.stop.raise();
-    for service in &services {
-        service.drain();
-    }
-    while *stage.borrow() != Stage::Quit && services.iter().any(|s| s.is_serving()) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    while !quits() && services.iter().any(|s| s.is_serving()) {
+        tokio::time::sleep(STOPPING_TICK).await;
         steering.tick();
     }
     Ok(())

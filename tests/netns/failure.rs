@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use broker::clock;
 use harness::load::{self, Mode, Plan};
 use harness::origin::nginx;
 use harness::origin::scripted::Scripted;
@@ -263,6 +264,41 @@ fn a_stop_costs_busy_clients_no_request() {
     let mut daemon = setup.daemon;
     let status = daemon.process().wait(SOON).unwrap();
     assert!(status.success(), "{status}\n{}", daemon.log());
+}
+
+/// A listener hands a client over with its first bytes only, so the daemon does not know of one who has
+/// just connected.
+#[test]
+fn clients_that_have_just_connected_when_a_stop_comes_are_served() {
+    let in_time = || {
+        let setup = Service { pool: "prewarm = 2", ..Service::default() }.start(|peer| {
+            while peer.request()?.is_some() {
+                peer.respond("served")?;
+            }
+            Ok(())
+        });
+        let mut clients: Vec<_> = (0..8).map(|_| setup.client()).collect();
+        let begun = clock::now();
+        setup.daemon.drain().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let sent = clients
+            .iter_mut()
+            .all(|client| client.send("GET / HTTP/1.1\r\nHost: test\r\n\r\n").is_ok());
+        if begun.elapsed() > Duration::from_millis(150) {
+            // This machine was busy with something else: they had 200 ms.
+            return false;
+        }
+        assert!(sent);
+        for client in &mut clients {
+            assert_eq!(client.response().unwrap().text(), "served");
+            assert!(client.is_closed_within(SOON).unwrap());
+        }
+        let mut daemon = setup.daemon;
+        let status = daemon.process().wait(SOON).unwrap();
+        assert!(status.success(), "{status}\n{}", daemon.log());
+        true
+    };
+    eventually(5 * SOON, "a moment to be in time", in_time);
 }
 
 #[test]
