@@ -285,18 +285,21 @@ impl admin::Source for Control {
             uptime_ms: millis(clock::now() - self.started),
             workers: self.shared.config.workers.get(),
         };
-        let counters = match &self.no_kernel {
-            None => self.shared.datapath.counters().map_err(|error| chain(error.as_ref())),
-            Some(reason) => Err(reason.clone()),
-        };
+        let (counters, mut services) = self.shared.registry.undisturbed(|| {
+            let counters = match &self.no_kernel {
+                None => self.shared.datapath.counters().map_err(|error| chain(error.as_ref())),
+                Some(reason) => Err(reason.clone()),
+            };
+            let nothing = Carried::default();
+            let carried = counters.as_ref().map_or(&nothing, |counters| &counters.carried);
+            let services = self.shared.registry.services(carried);
+            (counters, services)
+        });
         let host = host::read().unwrap_or_else(|error| {
             tracing::warn!(%error, "reading the host's TCP counters");
             HostCounters::default()
         });
         let kernel = counters.as_ref().map_err(String::as_str);
-        let nothing = Carried::default();
-        let carried = counters.as_ref().map_or(&nothing, |counters| &counters.carried);
-        let mut services = self.shared.registry.services(carried);
         for (position, service) in services.iter_mut().enumerate() {
             service.membership = self.origins.snapshot(position);
             service.cgroups = self.cgroups.present(&self.shared.config.services[position]);

@@ -355,12 +355,14 @@ impl Origins {
                     && o.stock.as_ref().is_none_or(Stock::is_vacant)
             };
             let Some(origin) = place.take_if(gone) else { continue };
-            origin.metrics.set_group(None);
             if let Some(stock) = &origin.stock {
                 if let Some(watch) = &self.common.watch {
                     watch.carries_no_more(origin.address, stock.group());
                 }
-                self.records.keep_carried(&origin.metrics, &stock.take_carried());
+                self.records.moving(|| {
+                    origin.metrics.set_group(None);
+                    self.records.keep_carried(&origin.metrics, &stock.take_carried());
+                });
             }
             self.records.forget(origin.address);
         }

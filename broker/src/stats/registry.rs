@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::snapshot::{OriginSnapshot, OriginTotals, ServiceSnapshot};
@@ -17,6 +19,18 @@ use crate::datapath::steering::{Carried, SteeredOrigin};
 #[derive(Debug)]
 pub struct Registry {
     services: Vec<Registered>,
+    moves: Arc<Moves>,
+}
+
+/// How often something is read anew because counts were moved meanwhile. Lists change a few times a second
+/// at most, and a look takes milliseconds.
+const LOOKS_MAX: usize = 10;
+
+/// Moves of counts from one place to another: who looks in between finds them in neither, or in both.
+#[derive(Debug, Default)]
+struct Moves {
+    begun: AtomicU64,
+    ended: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -39,6 +53,7 @@ pub struct ServiceRecords {
     pub metrics: Arc<ServiceMetrics>,
     origins: Mutex<Origins>,
     left: Arc<Mutex<Left>>,
+    moves: Arc<Moves>,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +108,14 @@ impl ServiceRecords {
         Arc::clone(metrics)
     }
 
-    /// Keeps what the kernel has carried to an origin that leaves.
+    /// Moves counts from one place to another.
+    pub fn moving(&self, counts: impl FnOnce()) {
+        self.moves.begun.fetch_add(1, SeqCst);
+        counts();
+        self.moves.ended.fetch_add(1, SeqCst);
+    }
+
+    /// Keeps what the kernel has carried to an origin that leaves. Part of a [move](Self::moving).
     pub fn keep_carried(&self, origin: &OriginMetrics, carried: &SteeredOrigin) {
         origin.reused.add(carried.reused);
         origin.returned.add(carried.completed);
@@ -148,7 +170,7 @@ impl Registry {
             workers: Mutex::default(),
             left: Arc::default(),
         });
-        Self { services: services.collect() }
+        Self { services: services.collect(), moves: Arc::default() }
     }
 
     /// Metrics for one worker's part of a service; each worker calls this once per service.
@@ -158,7 +180,8 @@ impl Registry {
     #[must_use]
     pub fn register(&self, service: usize) -> Arc<ServiceRecords> {
         let left = Arc::clone(&self.services[service].left);
-        let records = Arc::new(ServiceRecords { left, ..ServiceRecords::default() });
+        let moves = Arc::clone(&self.moves);
+        let records = Arc::new(ServiceRecords { left, moves, ..ServiceRecords::default() });
         lock(&self.services[service].workers).push(Arc::clone(&records));
         records
     }
@@ -178,6 +201,20 @@ impl Registry {
             }
         }
         works.into_iter().filter(|(_, works)| !works).map(|(address, _)| address).collect()
+    }
+
+    /// What `read` finds while no counts are moved, as far as that can be had: counters that are read at
+    /// different moments must not go back.
+    pub fn undisturbed<T>(&self, read: impl Fn() -> T) -> T {
+        let mut looks = 1;
+        loop {
+            let ended = self.moves.ended.load(SeqCst);
+            let found = read();
+            if self.moves.begun.load(SeqCst) == ended || looks == LOOKS_MAX {
+                return found;
+            }
+            looks += 1;
+        }
     }
 
     /// All services, each summed over the workers, with what the kernel carried for them.
@@ -269,6 +306,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::config::file::parse;
     use crate::stats::EvictReason;
@@ -300,6 +339,27 @@ mod tests {
         let shown: Vec<_> = service.origins.iter().map(|o| (o.address, o.created)).collect();
         assert_eq!(shown, [(address(9), 0), (address(5), 0), (address(1), 2)]);
         assert_eq!(service.totals().reused, 1);
+    }
+
+    #[test]
+    fn what_is_read_while_counts_are_moved_is_read_anew() {
+        let registry = registry();
+        let worker = registry.register(0);
+        let looks = Cell::new(0);
+        let look = |moves: usize| {
+            looks.set(0);
+            registry.undisturbed(|| {
+                looks.set(looks.get() + 1);
+                if looks.get() <= moves {
+                    worker.moving(|| {});
+                }
+                looks.get()
+            })
+        };
+        assert_eq!([look(0), look(1), look(3)], [1, 2, 4]);
+        // Whatever others do, somebody who asks gets an answer.
+        assert_eq!(look(usize::MAX), LOOKS_MAX);
+        worker.moving(|| assert_eq!(look(0), LOOKS_MAX));
     }
 
     #[test]
