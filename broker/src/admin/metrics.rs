@@ -306,7 +306,7 @@ fn totals(text: &mut Text, prefix: &str, of: &[(Vec<(&str, String)>, OriginTotal
         ("connections_created", "Handshakes paid.", |o| o.created),
         (
             "connections_reused",
-            "Exchanges served by a socket that was idle before: handshakes saved.",
+            "Exchanges on a socket that had served one before: handshakes saved.",
             |o| o.reused,
         ),
         ("connections_returned", "Leases that went back to the pool.", |o| o.returned),

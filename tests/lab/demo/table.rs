@@ -68,7 +68,7 @@ fn groups(direct: &Half, brokered: &Half) -> [Vec<Row>; 3] {
     [
         vec![
             counted("Handshakes at the origins", |half| half.run.origin_handshakes),
-            counted("Handshakes of the host", |half| half.host_handshakes),
+            counted("  seen from this host", |half| half.host_handshakes),
             counted("TIME_WAIT at the origins", |half| half.run.origin_time_wait),
         ],
         vec![
@@ -128,8 +128,8 @@ fn verdict(direct: &Half, brokered: &Half, colours: bool) -> String {
     }
     let notes = format!(
         "\nHandshakes at the origins: PassiveOpens in their own network namespace; {} of the \
-         broker's were\nmade before the first request ({WORKERS} workers). Handshakes of the \
-         host: {} and {}.",
+         broker's were\nmade before the first request ({WORKERS} workers). Seen from this host: {} \
+         without the broker,\nwhat {} has counted to the origins with it.",
         brokered.prewarmed, direct.counted_by, brokered.counted_by
     );
     writeln!(out, "{}", paint(&notes, Tone::Faint, colours)).ok();
