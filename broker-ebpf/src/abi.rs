@@ -425,6 +425,8 @@ pub struct Slot {
     pub started_ns: u64,
     /// When the socket became idle.
     pub idle_since_ns: u64,
+    /// When the last request with a body was sent that the programs have sent on it; 0 if none was.
+    pub body_ns: u64,
     /// Until the response begins: bytes of the request that TCP has not got yet. Then those of the
     /// response still to come.
     pub remaining: u32,
@@ -450,7 +452,7 @@ pub struct Slot {
     pub next_seq: u32,
 }
 
-const _: () = assert!(size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<Slot>() == 72);
 
 /// Bytes that may meet an exchange that they are not of. A socket that has some serves no other.
 #[repr(u8)]
@@ -458,11 +460,14 @@ const _: () = assert!(size_of::<Slot>() == 64);
 pub enum Stray {
     /// There are none.
     None = 0,
-    /// The origin may wait for more of a request: its client has sent urgent data, or TCP has not taken
-    /// all of it, or the origin has answered a part.
+    /// The origin may wait for more of a request: TCP has not taken all of it, or the origin has answered a
+    /// part.
     Request = 1,
     /// What has come as a response is none: the origin sent it before it had any of the request.
     Response = 2,
+    /// The client has sent urgent data, which the origin does not read as a part of the request: it waits
+    /// for as much more.
+    Urgent = 3,
 }
 
 /// The origin sockets of one worker towards one origin.

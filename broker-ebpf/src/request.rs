@@ -244,7 +244,12 @@ fn write_request(ctx: &SkMsgContext, place: Place, plain: &PlainRequest) -> u32 
         unsafe { atomic::add(&raw mut (*group).reused, 1) };
     }
     // SAFETY: takes nothing and answers a number.
-    place.set_started_ns(unsafe { bpf_ktime_get_ns() });
+    let now = unsafe { bpf_ktime_get_ns() };
+    place.set_started_ns(now);
+    if size > plain.head_len {
+        // SAFETY: a value of the map, which belongs to this program until the word is swapped.
+        unsafe { (*place.slot).body_ns = now };
+    }
     place.set_remaining(size);
     place.set_exchanges(exchanges.wrapping_add(1));
     place.set_uses_left(place.uses_left().saturating_sub(1));

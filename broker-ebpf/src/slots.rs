@@ -155,7 +155,7 @@ pub fn sends(slot: u32, cookie: u64, more: u32, urgent: bool) {
         return;
     }
     if urgent {
-        place.set_stray(Stray::Request as u8);
+        place.set_stray(Stray::Urgent as u8);
     }
     let word = place.word();
     // Or the exchange was handed over before its message was.

@@ -209,6 +209,90 @@ fn an_origin_that_answers_a_body_is_not_trusted_with_bodies_again() {
     assert_eq!(evicted("unread_body"), 3);
 }
 
+/// The origin answers what lies in a body right after the request itself, once it is told to.
+fn leaving_bodies(lab: &Lab) -> Scripted {
+    let script = |peer: &mut Peer| {
+        while let Some(request) = peer.request()? {
+            peer.respond(request.target())?;
+            if request.target() == "/unread" {
+                std::thread::sleep(Duration::from_millis(20));
+                peer.respond("/stolen")?;
+            }
+        }
+        Ok(())
+    };
+    Scripted::start(&lab.origins, lab.origin(0), script).unwrap()
+}
+
+const UNREAD: &str = "POST /unread HTTP/1.1\r\nHost: case\r\nContent-Length: 2\r\n\r\nhi";
+
+#[test]
+fn an_origin_is_caught_at_leaving_a_body_whoever_sends_that_and_whatever_comes_next() {
+    for steer in ["kernel", "relay"] {
+        // With a busy client, what comes unasked is taken for an answer, and that client's own answer is
+        // what nobody has asked for.
+        for busy in [false, true] {
+            let lab = Lab::new(1).unwrap();
+            let _origin = leaving_bodies(&lab);
+            let config = format!(
+                "workers = 1\n[[service]]\nname = \"web\"\nprotocol = \"http1\"\nsteer = {steer:?}\n\
+                 intercept = [\"origins\"]\norigins = [\"{}\"]\n[service.pool]\nprewarm = 1\n\
+                 [service.limits]\nmax_connections = 1\n",
+                lab.origin(0)
+            );
+            let daemon = Daemon::start(&lab, &config).unwrap();
+            let connect = || Client::connect(&lab.host, lab.origin(0)).unwrap();
+            let is_known = || daemon.log().contains("seems to answer a request's body");
+            eventually(3 * SOON, "it is known", || {
+                let mut hostile = connect();
+                hostile.send(UNREAD).unwrap();
+                // On a busy machine a part may be missing.
+                hostile.response().ok();
+                if busy {
+                    connect().get("/next").ok();
+                }
+                std::thread::sleep(Duration::from_millis(40));
+                is_known()
+            });
+            // Nothing is steered there any more, and no connection that has taken a body serves another.
+            eventually(SOON, "the kernel's sockets are taken back", || {
+                let before = daemon.service().unwrap().steered;
+                connect().get("/next").ok();
+                daemon.service().unwrap().steered == before
+            });
+            for _ in 0..5 {
+                let mut hostile = connect();
+                hostile.send(UNREAD).unwrap();
+                assert_eq!(hostile.response().unwrap().text(), "/unread", "{steer}");
+                assert_eq!(connect().get("/next").unwrap().text(), "/next", "{steer}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_origin_that_closes_after_a_body_has_left_none_unread() {
+    let lab = Lab::new(1).unwrap();
+    let script = |peer: &mut Peer| {
+        if let Some(request) = peer.request()? {
+            peer.respond(request.target())?;
+        }
+        Ok(())
+    };
+    let _origin = Scripted::start(&lab.origins, lab.origin(0), script).unwrap();
+    let service = Service { pool: "prewarm = 2", ..Service::default() };
+    let config = service.render(&lab);
+    let daemon = Daemon::start(&lab, &format!("{config}\n")).unwrap();
+    for n in 0..20 {
+        let mut client = Client::connect(&lab.host, listen(&lab)).unwrap();
+        client.send("POST /read HTTP/1.1\r\nHost: case\r\nContent-Length: 2\r\n\r\n").unwrap();
+        // By itself, so that it is never steered.
+        client.send("hi").unwrap();
+        assert_eq!(client.response().unwrap().text(), "/read", "{n}");
+    }
+    assert!(!daemon.log().contains("seems to answer a request's body"), "{}", daemon.log());
+}
+
 #[test]
 fn a_half_sent_request_to_the_admin_socket_does_not_keep_the_daemon() {
     for begun in ["", "GET /v1/snap", "GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"] {

@@ -248,6 +248,27 @@ fn what_an_origin_never_reads_of_a_request_is_not_taken_from_the_next() {
 }
 
 #[test]
+fn an_origin_that_waits_for_the_rest_of_an_urgent_request_is_not_waited_for() {
+    let lab = Lab::new(1).unwrap();
+    // Reads requests to their end.
+    let _origin = Scripted::http(&lab.origins, lab.origin(0)).unwrap();
+    let daemon = daemon(&lab, "kernel");
+    for _ in 0..10 {
+        let hostile = Client::connect(&lab.host, lab.origin(0)).unwrap();
+        send_urgent(&hostile, "GET /hostile HTTP/1.1\r\nHost: test\r\n\r\n");
+    }
+    // Some have left, one waits.
+    let mut hostile = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    send_urgent(&hostile, "GET /hostile HTTP/1.1\r\nHost: test\r\n\r\n");
+    hostile.response().expect_err("half a request is answered");
+    let active = || daemon.service().unwrap().origins[0].active;
+    eventually(SOON, "their sockets are given up", || active() == 0);
+    assert!(daemon.service().unwrap().steered == 0, "half a request was answered");
+    let mut next = Client::connect(&lab.host, lab.origin(0)).unwrap();
+    assert_eq!(next.get("/next").unwrap().status, 200);
+}
+
+#[test]
 fn urgent_data_of_an_origin_is_no_part_of_a_response() {
     let lab = Lab::new(1).unwrap();
     let _origin = Scripted::start(&lab.origins, lab.origin(0), |peer: &mut Peer| {

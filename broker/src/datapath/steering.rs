@@ -63,6 +63,10 @@ pub struct Noted {
     pub unsent: u32,
     /// Whether what has come as a response is none: the origin sent it before it had any of the request.
     pub strayed: bool,
+    /// Whether the client has sent urgent data, so that the origin waits for more of the request.
+    pub urgent: bool,
+    /// When the last request with a body was sent.
+    pub body: Option<Duration>,
 }
 
 /// What the kernel carried so far.
@@ -198,6 +202,7 @@ impl Steering {
         place.ended.store(0, Relaxed);
         place.in_step.store(0, Relaxed);
         place.stray.store(Stray::None as u8, Relaxed);
+        place.body_ns.store(0, Relaxed);
         place.word.store(Word::new(Phase::Relay, 0).0, Release);
         let mut maps = lock(&self.maps);
         maps.origin_slots.insert(cookie, index(slot), 0).map_err(map_error)?;
@@ -373,7 +378,8 @@ impl Steering {
     #[must_use]
     pub fn noted(&self, slot: usize) -> Option<Noted> {
         let slot = self.slots.get(slot)?;
-        let idle = slot.origin_idle_s.load(Relaxed);
+        let (idle, body) = (slot.origin_idle_s.load(Relaxed), slot.body_ns.load(Relaxed));
+        let stray = slot.stray.load(Acquire);
         Some(Noted {
             started: Duration::from_nanos(slot.started_ns.load(Relaxed)),
             idle_since: Duration::from_nanos(slot.idle_since_ns.load(Relaxed)),
@@ -381,7 +387,9 @@ impl Steering {
             origin_idle: (idle > 0).then(|| Duration::from_secs(idle.into())),
             ended: slot.ended.load(Relaxed) != 0,
             unsent: slot.remaining.load(Acquire),
-            strayed: slot.stray.load(Acquire) == Stray::Response as u8,
+            strayed: stray == Stray::Response as u8,
+            urgent: stray == Stray::Urgent as u8,
+            body: (body > 0).then(|| Duration::from_nanos(body)),
         })
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Open {
     /// Somebody else, such as another broker, has rewritten where it goes, and may steer it: it cannot be
     /// in two hands.
     pub(super) rewritten: bool,
-    /// When its last exchange ended, if its request had a body.
+    /// When it has last taken a request that had a body.
     pub(super) body_taken: Option<Instant>,
     /// Since when it is idle, if it is.
     pub(super) idle_since: Option<Instant>,

@@ -122,11 +122,11 @@ impl Lease {
         }
     }
 
-    /// The exchange has ended at a boundary. What comes after it may tell what the origin has made of its
-    /// body.
-    pub fn request_had_body(&mut self, had_body: bool) {
+    /// The origin has taken a request that has a body. What it sends unasked from here on may tell what it
+    /// has made of that.
+    pub fn has_taken_body(&mut self) {
         if let Some(connection) = &mut self.connection {
-            connection.body_taken = had_body.then(clock::now);
+            connection.body_taken = Some(clock::now());
         }
     }
 

@@ -17,6 +17,7 @@ use super::connection::Connection;
 use super::idle::{IdleList, Limits};
 use super::ready::Ready;
 use super::stock::{Steer, Stock};
+use crate::boundary::CloseReason;
 use crate::clock;
 use crate::config::PoolConfig;
 use crate::origin::{Chosen, outlier};
@@ -134,12 +135,16 @@ impl Origin {
     fn suspect(&self, connection: &Connection, reason: EvictReason) {
         let soon =
             |taken: Instant| clock::now().saturating_duration_since(taken) < BODY_ANSWERED_WITHIN;
-        if reason == EvictReason::IdleBytes
-            && connection.body_taken.is_some_and(soon)
+        let unasked = match reason {
             // What comes to a slot is dropped by the program that sees it.
-            && (connection.attached.is_some() || connection.stream.begins_with(b"HTTP/"))
-            && self.host.has_left_body()
-        {
+            EvictReason::IdleBytes => {
+                connection.attached.is_some() || connection.stream.begins_with(b"HTTP/")
+            }
+            // It came with, or for, the answer to the next request.
+            EvictReason::Exchange(CloseReason::Unsolicited) => true,
+            _ => false,
+        };
+        if unasked && connection.body_taken.is_some_and(soon) && self.host.has_left_body() {
             tracing::warn!(
                 origin = %self.address,
                 "the origin seems to answer a request's body as if it were a request: from now on its \

@@ -332,6 +332,13 @@ impl Stock {
             (Phase::Relay, 0) => Attention::Back(connection),
             // Its client was told that it could not be sent, or not all of it.
             (Phase::Relay, client) if unsent.is_some() => Attention::Broken(connection, client),
+            // The origin waits for more, and is not to blame for that.
+            (Phase::Relay, client)
+                if noted.is_some_and(|noted| noted.urgent)
+                    && connection.stream.peek() == Queue::Empty =>
+            {
+                Attention::Broken(connection, client)
+            }
             (Phase::Relay, client) => {
                 // The client is marked as the daemon's, so nothing hangs on the owner any more.
                 let _ours = steering.swap(slot, word, Word::new(Phase::Relay, 0));
@@ -432,8 +439,10 @@ impl Stock {
         if let Some(noted) = steering.noted(slot) {
             connection.life.exchanges = noted.exchanges;
             connection.life.origin_idle = noted.origin_idle;
-            let idle = steering::now().saturating_sub(noted.idle_since);
-            connection.idle_since = clock::now().checked_sub(idle);
+            let (now, kernel_now) = (clock::now(), steering::now());
+            let at = |noted: Duration| now.checked_sub(kernel_now.saturating_sub(noted));
+            connection.idle_since = Some(noted.idle_since).and_then(at);
+            connection.body_taken = connection.body_taken.max(noted.body.and_then(at));
         }
         Some(connection)
     }

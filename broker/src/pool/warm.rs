@@ -47,7 +47,13 @@ impl Shared {
         origin: &Rc<Origin>,
         connection: Connection,
     ) -> Option<Lease> {
-        match self.dirt(connection.stream.peek()) {
+        let tainted = connection.body_taken.is_some() && origin.host.leaves_bodies();
+        let reason = if tainted {
+            Some(EvictReason::Exchange(CloseReason::UnreadBody))
+        } else {
+            self.dirt(connection.stream.peek())
+        };
+        match reason {
             None => Some(Lease::new(Rc::clone(self), Rc::clone(origin), connection)),
             Some(reason) => {
                 origin.close(connection, reason);
@@ -156,7 +162,9 @@ impl Shared {
             Published::Dirty(connection) => Some(connection),
         };
         if let Some(connection) = dirty {
-            origin.close(connection, EvictReason::IdleBytes);
+            // What came may be gone: the programs drop it.
+            let reason = self.dirt(connection.stream.peek()).unwrap_or(EvictReason::IdleBytes);
+            origin.close(connection, reason);
         }
         origin.publish();
         None

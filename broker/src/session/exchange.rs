@@ -146,7 +146,9 @@ impl Exchanging<'_> {
                 self.attempt(inbox, &request, &mut exchange, &mut lease, &mut buffer, judge).await;
             match attempt {
                 Attempt::Complete { tail, uploaded } => {
-                    lease.request_had_body(head.framing.has_body());
+                    if head.framing.has_body() {
+                        lease.has_taken_body();
+                    }
                     let tail = &buffer[..tail];
                     return self.complete(lease, kept, &exchange, uploaded, tail).await;
                 }

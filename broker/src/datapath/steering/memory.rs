@@ -15,6 +15,7 @@ pub(super) struct Slot {
     pub(super) cookie: AtomicU64,
     pub(super) started_ns: AtomicU64,
     pub(super) idle_since_ns: AtomicU64,
+    pub(super) body_ns: AtomicU64,
     pub(super) remaining: AtomicU32,
     pub(super) exchanges: AtomicU32,
     pub(super) uses_left: AtomicU32,
