@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
+use nix::libc::{ENXIO, O_NOCTTY, O_NONBLOCK};
 use serde::Serialize;
 
 use crate::clock;
@@ -64,7 +65,14 @@ impl Out {
     }
 
     fn file(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        // A pipe may have no reader, or one that does not read: neither is waited for.
+        let flags = O_NONBLOCK | O_NOCTTY;
+        let open = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
+        let file = open.map_err(|error| match error.raw_os_error() {
+            // "No such device or address" would not be understood.
+            Some(ENXIO) => io::Error::other("is a pipe that nobody reads, or a socket"),
+            _ => error,
+        })?;
         Ok(Self { file, path: Some(path.to_owned()), torn: false })
     }
 
@@ -264,6 +272,29 @@ mod tests {
         let mut rest = String::new();
         io::Read::read_to_string(&mut reader, &mut rest).unwrap();
         assert_eq!(rest, "\n1\n2\n");
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let error = EventLog::open(&Target::File(path.clone())).unwrap_err();
+        assert!(
+            crate::chain(error.as_ref())
+                .ends_with("fifo: is a pipe that nobody reads, or a socket")
+        );
+
+        let file = directory.path().join("file");
+        let mut out = Out::file(&file).unwrap();
+        std::fs::rename(&path, &file).unwrap();
+        out.write("lost").unwrap_err();
+
+        let reader = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(&file).unwrap();
+        out.write("1").unwrap();
+        let full = out.write(&"a".repeat(1 << 20)).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        assert!(io::read_to_string(io::Read::take(reader, 3)).unwrap().starts_with("1\na"));
     }
 
     #[test]
