@@ -46,6 +46,7 @@ pub struct EventLog {
     recent: Mutex<VecDeque<String>>,
     /// Lines that could not be written, or not as a whole.
     pub lost: Arc<Counter>,
+    told: Arc<Seldom>,
 }
 
 /// Where lines go, each of them whole or with an end of its own.
@@ -182,9 +183,8 @@ impl EventLog {
         };
         let (writer, lines) = sync_channel::<String>(QUEUE_MAX);
         let log = Self { writer: Some(writer), ..Self::default() };
-        let lost = Arc::clone(&log.lost);
+        let (lost, told) = (Arc::clone(&log.lost), Arc::clone(&log.told));
         std::thread::Builder::new().name("events".into()).spawn(move || {
-            let told = Seldom::default();
             // Ends when the log is dropped.
             for line in lines {
                 if let Err(error) = out.write(&line) {
@@ -205,9 +205,12 @@ impl EventLog {
             return;
         };
         if let Some(writer) = &self.writer
-            && writer.try_send(line.clone()).is_err()
+            && let Err(error) = writer.try_send(line.clone())
         {
             self.lost.inc();
+            if self.told.say(clock::now()).is_some() {
+                tracing::warn!(%error, lost = self.lost.get(), "the event log cannot keep up");
+            }
         }
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if recent.len() == RECENT_MAX {
@@ -305,6 +308,24 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(log.recent(), "1\n");
+    }
+
+    #[test]
+    fn what_a_slow_disk_does_not_take_is_told_now_and_then() {
+        let (writer, _lines) = sync_channel(1);
+        let log = EventLog { writer: Some(writer), ..EventLog::default() };
+        let (mut reader, said) = io::pipe().unwrap();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(said));
+        tracing::subscriber::with_default(subscriber.finish(), || {
+            for n in 0..10 {
+                log.write(&n);
+            }
+        });
+        assert_eq!(log.lost.get(), 9);
+        let mut said = String::new();
+        io::Read::read_to_string(&mut reader, &mut said).unwrap();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("cannot keep up error=sending on a full channel lost=1"), "{said}");
     }
 
     #[test]
