@@ -34,6 +34,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
+use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Mutex, Semaphore};
 
@@ -131,13 +132,23 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
         }
         Ok(_) => {}
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(error("another daemon is listening there", None)),
+    match connect_now(path) {
+        Ok(()) => Err(error("another daemon is listening there", None)),
+        // Its queue is full, as when it is stopped. It may stay so: nobody waits for that.
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            Err(error("another daemon is listening there, and does not answer", None))
+        }
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(|e| error("cannot remove the stale file", Some(e)))
         }
         Err(e) => Err(error("cannot tell whether somebody listens there", Some(e))),
     }
+}
+
+fn connect_now(path: &Path) -> io::Result<()> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.connect(&SockAddr::unix(path)?)
 }
 
 /// Answers requests until `stop` completes.

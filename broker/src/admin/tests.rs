@@ -199,6 +199,20 @@ async fn only_stale_sockets_are_replaced() {
     assert_eq!(fs::read(&path).unwrap(), b"precious");
 }
 
+#[tokio::test]
+async fn a_daemon_that_is_stopped_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("admin.sock");
+    let address = SockAddr::unix(&path).unwrap();
+    let other = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    other.bind(&address).unwrap();
+    other.listen(0).unwrap();
+    let waiting = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    waiting.connect(&address).unwrap();
+    let error = bind(&path).unwrap_err().to_string();
+    assert!(error.ends_with("listening there, and does not answer"), "{error}");
+}
+
 #[test]
 fn exposition() {
     let text = metrics::render(&Daemon::default().snapshot());
