@@ -115,6 +115,7 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    _file_size: Signal,
 }
 
 impl Signals {
@@ -124,6 +125,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            _file_size: survive_file_size_limit()?,
         })
     }
 
@@ -139,6 +141,13 @@ impl Signals {
             }
         }
     }
+}
+
+/// Makes a write beyond `RLIMIT_FSIZE` an error, which loses a line of a log, and not the daemon's end.
+///
+/// A handler that does nothing, because a process that is started would inherit that it is ignored.
+fn survive_file_size_limit() -> std::io::Result<Signal> {
+    signal(SignalKind::from_raw(nix::libc::SIGXFSZ))
 }
 
 /// The control thread's state; also what the admin socket asks.
@@ -443,4 +452,25 @@ fn budget(service: &config::Service, workers: usize, datapath: &dyn Datapath) ->
     };
     let budget = Budget::new(&service.limits, service.retries.limit, workers);
     Arc::new(budget.with_gate(gate))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_may_not_grow_is_no_end() {
+        let _survived = survive_file_size_limit().unwrap();
+        let (before, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        // Large enough for every other test.
+        let limit = hard.min(1 << 40);
+        setrlimit(Resource::RLIMIT_FSIZE, limit, hard).unwrap();
+        let error = tempfile::tempfile().unwrap().write_at(b"x", limit).unwrap_err();
+        setrlimit(Resource::RLIMIT_FSIZE, before, hard).unwrap();
+        assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
+    }
 }
