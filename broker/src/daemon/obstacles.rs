@@ -1,6 +1,8 @@
 //! What is in the way of a valid configuration on this host, as far as it shows before anything has
 //! started: `broker run` ends because of it, and `broker check` tells.
 
+use std::fs::Metadata;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use super::descriptors;
@@ -40,17 +42,25 @@ fn obstacle(key: &str, value: String, rule: String, certain: bool) -> Obstacle {
 }
 
 fn admin_socket(path: &Path) -> Option<Obstacle> {
-    let directory = admin::missing_directory(path)?;
-    let rule = format!(
-        "the directory {} is not there, and the daemon only makes that of its default",
-        directory.display()
-    );
-    Some(obstacle("admin_socket", quoted(path), rule, false))
+    // A link is not followed, as when it is bound.
+    let is_other = |file: Metadata| !file.file_type().is_socket();
+    let (rule, certain) = if path.symlink_metadata().is_ok_and(is_other) {
+        ("is not a socket, and the daemon does not replace it".to_owned(), true)
+    } else {
+        let directory = admin::missing_directory(path)?.display();
+        let only = "the daemon only makes that of its default";
+        (format!("the directory {directory} is not there, and {only}"), false)
+    };
+    Some(obstacle("admin_socket", quoted(path), rule, certain))
 }
 
 fn event_log(target: &Target) -> Option<Obstacle> {
     let Target::File(path) = target else { return None };
+    let is_socket = |file: Metadata| file.file_type().is_socket();
     let (rule, certain) = match path.parent() {
+        _ if path.metadata().is_ok_and(is_socket) => {
+            ("is a socket, and must be a file".to_owned(), true)
+        }
         _ if path.is_dir() => ("is a directory, and must be a file".to_owned(), true),
         Some(directory) if !directory.is_dir() => {
             (format!("the directory {} is not there", directory.display()), false)
@@ -114,6 +124,25 @@ mod tests {
         let keys = format!("event_log = {:?}", at(""));
         let rule = "is a directory, and must be a file";
         assert_eq!(found(&keys), [(format!("event_log = {:?}: {rule}", at("")), true)]);
+    }
+
+    #[test]
+    fn what_is_something_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        std::os::unix::fs::symlink(at("socket"), at("link")).unwrap();
+        let keys = format!("admin_socket = {:?}\nevent_log = {:?}", at("socket"), at("file"));
+        assert_eq!(found(&keys), []);
+
+        let rule = "is not a socket, and the daemon does not replace it";
+        for path in [at("file"), at("link"), at("")] {
+            let key = format!("admin_socket = {path:?}");
+            assert_eq!(found(&key), [(format!("{key}: {rule}"), true)]);
+        }
+        let key = format!("event_log = {:?}", at("socket"));
+        assert_eq!(found(&key), [(format!("{key}: is a socket, and must be a file"), true)]);
     }
 
     #[test]
