@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use notify::{RecursiveMode, Watcher as _};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::{Notify, oneshot};
 
 use super::document::{self, BYTES_MAX};
@@ -76,17 +76,14 @@ impl Reader {
                 Some(parent) if parent != Path::new("") => parent.to_owned(),
                 _ => PathBuf::from("."),
             };
-            let mut watcher =
-                notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-                    // Reading it is an event, too, and must not cause the next one.
-                    if !event.is_ok_and(|event| event.kind.is_access()) {
-                        tell.notify_one();
-                    }
-                });
+            let mut watcher = None;
             let mut follows = false;
             let mut seen = None;
             for done in asked {
-                if !follows && let Ok(watcher) = &mut watcher {
+                if watcher.is_none() {
+                    watcher = watch(thread::Builder::new(), &tell).ok();
+                }
+                if !follows && let Some(watcher) = &mut watcher {
                     // The directory may come later.
                     follows = watcher.watch(&directory, RecursiveMode::NonRecursive).is_ok();
                 }
@@ -110,6 +107,21 @@ impl Reader {
         looking.await.ok();
         self.looking = None;
     }
+}
+
+/// Tells of each change of what the watcher is to follow.
+///
+/// It does not say that it could not start its thread, and panics once it is used or dropped. One of ours,
+/// which does nothing, is an error then, and the next look tries again.
+fn watch(ours: thread::Builder, changed: &Arc<Notify>) -> notify::Result<RecommendedWatcher> {
+    ours.spawn(|| ())?.join().ok();
+    let tell = Arc::clone(changed);
+    notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Reading it is an event, too, and must not cause the next one.
+        if !event.is_ok_and(|event| event.kind.is_access()) {
+            tell.notify_one();
+        }
+    })
 }
 
 /// What is in such a file now.
@@ -249,6 +261,15 @@ mod tests {
         let large = directory.path().join("large");
         std::fs::File::create(&large).unwrap().set_len(BYTES_MAX as u64 + 1).unwrap();
         assert!(load(&large).is_err_and(|e| e.contains("more than")));
+    }
+
+    #[test]
+    fn no_thread_to_be_had_is_an_error() {
+        let changed = Arc::new(Notify::new());
+        // As if there were none: no memory is that large.
+        let none = thread::Builder::new().stack_size(1 << 60);
+        assert!(watch(none, &changed).is_err());
+        assert!(watch(thread::Builder::new(), &changed).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
