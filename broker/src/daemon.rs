@@ -408,6 +408,12 @@ fn load_datapath(config: &Config) -> anyhow::Result<Loaded> {
         }),
         ..kernel::Options::default()
     };
+    if intercepting && kernel::has_neighbour() {
+        tracing::warn!(
+            "another broker intercepts connections on this host: if one dials what the other intercepts, \
+             requests go round in a circle"
+        );
+    }
     match Kernel::load(&options) {
         Ok(mut kernel) => {
             let log = kernel.take_log();

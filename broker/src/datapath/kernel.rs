@@ -193,6 +193,15 @@ pub struct Kernel {
     _programs: Arc<Mutex<Ebpf>>,
 }
 
+/// Whether another daemon intercepts connections on this host, as far as this process may know
+/// (`CAP_SYS_ADMIN`).
+#[must_use]
+pub fn has_neighbour() -> bool {
+    let ours =
+        |program: aya::programs::ProgramInfo| program.name_as_str() == Some(name::CONNECT[0]);
+    aya::programs::loaded_programs().filter_map(Result::ok).any(ours)
+}
+
 impl Kernel {
     /// Loads the programs and attaches them to the root of the cgroup v2 tree.
     pub fn load(options: &Options) -> Result<Self, LoadError> {
