@@ -7,6 +7,9 @@ use super::{
     SteeredSnapshot,
 };
 
+/// Start times this far apart may be those of one daemon: they are told by two clocks, and rounded.
+const START_TOLERANCE_MS: u64 = 2000;
+
 impl Snapshot {
     /// Time between two snapshots.
     #[must_use]
@@ -17,7 +20,15 @@ impl Snapshot {
     /// Whether the daemon was started anew in between, so that most counts began again.
     #[must_use]
     pub fn restarted_since(&self, before: &Self) -> bool {
-        self.uptime_ms < before.uptime_ms
+        // The uptime alone says nothing of a snapshot that was taken soon after a start.
+        let later = self.started_unix_ms().saturating_sub(before.started_unix_ms());
+        // A clock that was set, or a host that slept, moves the start, but seldom to after `before`.
+        let may_follow = self.started_unix_ms() + START_TOLERANCE_MS >= before.taken_unix_ms;
+        self.uptime_ms < before.uptime_ms || (later > START_TOLERANCE_MS && may_follow)
+    }
+
+    fn started_unix_ms(&self) -> u64 {
+        self.taken_unix_ms.saturating_sub(self.uptime_ms)
     }
 
     /// The same snapshot with every count reduced by what it was `before`. What goes up and down
@@ -251,5 +262,34 @@ mod tests {
         assert!(now.restarted_since(&before));
         let delta = now.since(&before);
         assert_eq!((delta.services[0].exchanges, delta.host.active_opens), (7, 20));
+    }
+
+    #[test]
+    fn a_restart_is_seen_after_an_early_snapshot() {
+        let old = registry();
+        old.register(0).metrics.exchanges.add(5);
+        let before = snapshot(&old, 2, 10);
+        let new = registry();
+        new.register(0).metrics.exchanges.add(7);
+        let mut now = snapshot(&new, 60_000, 30);
+        now.taken_unix_ms += 10_000;
+        assert!(now.restarted_since(&before), "up for longer, but started later");
+        assert_eq!(now.since(&before).services[0].exchanges, 7);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_is_no_restart() {
+        let registry = registry();
+        let started_later = |by_ms: i64| {
+            let before = snapshot(&registry, 60_000, 10);
+            let mut now = snapshot(&registry, 120_000, 10);
+            now.taken_unix_ms = now.taken_unix_ms.saturating_add_signed(by_ms);
+            now.restarted_since(&before)
+        };
+        assert_eq!([-30_000, 0, 1500, 30_000].map(started_later), [false; 4]);
+        let early = snapshot(&registry, 2, 10);
+        let mut now = snapshot(&registry, 60_000, 10);
+        now.taken_unix_ms += 1500;
+        assert!(!now.restarted_since(&early), "that little is within the tolerance");
     }
 }
