@@ -268,6 +268,13 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
             setting: Some("discovery".to_owned()),
         });
     }
+    // Only a service whose clients choose the origins by what they dial has none by its configuration.
+    let dialled = membership.source == "static"
+        && membership.members == 0
+        && membership.left_out.is_empty();
+    if dialled {
+        return;
+    }
     if membership.used == 0 {
         findings.push(Finding {
             layer: "membership",
@@ -518,6 +525,17 @@ mod tests {
         assert_eq!(layers(|s| ejected(s, 2)), ["outlier"]);
         assert!(layers(|s| ejected(s, 1)).is_empty(), "the other one serves");
         assert_eq!(layers(|s| s.membership.as_mut().unwrap().used = 0), ["membership"]);
+        let nobody = |source: &str| {
+            Some(MembershipSnapshot { source: source.to_owned(), ..Default::default() })
+        };
+        assert!(layers(|s| s.membership = nobody("static")).is_empty(), "a dialled service");
+        assert_eq!(layers(|s| s.membership = nobody("file")), ["membership"]);
+        let left_out = |s: &mut ServiceSnapshot| {
+            s.membership = nobody("static");
+            let reasons = &mut s.membership.as_mut().unwrap().left_out;
+            reasons.insert("own_listener".to_owned(), 1);
+        };
+        assert_eq!(layers(left_out), ["membership"]);
         assert_eq!(layers(|s| s.origins[1].dial_refused = 4), ["origin"]);
         assert_eq!(layers(|s| s.origin_failed = 4), ["origin"]);
         assert_eq!(layers(|s| s.unreachable = 4), ["origin"]);
