@@ -71,8 +71,14 @@ fn nothing_is_wrong() {
 #[test]
 fn nobody_comes() {
     let lab = Lab::new(1).unwrap();
+    let _origin = nginx::origin(&lab, 0).unwrap();
     let daemon = start(&lab, &format!("origins = {}\n", addresses(&lab.all_origins())));
-    blames(&ask(&daemon), "clients", "no client has come");
+    let findings = ask(&daemon);
+    let noted = |(layer, weight, evidence): &(String, String, String)| {
+        layer == "clients" && weight == "notable" && evidence.starts_with("no client has come")
+    };
+    assert!(findings.iter().any(noted), "{findings:#?}");
+    assert!(findings.iter().all(|(_, weight, _)| weight != "cause"), "{findings:#?}");
 }
 
 #[test]

@@ -80,7 +80,8 @@ fn clients(now: &Snapshot, both: &Both<'_>, findings: &mut Vec<Finding>) {
     if both.now.clients == 0 {
         findings.push(Finding {
             layer: "clients",
-            weight: Weight::Cause,
+            // Nobody fails who has not come.
+            weight: Weight::Notable,
             evidence: format!(
                 "no client has come since the start: of all services, {} sent to the broker, {} left \
                  alone for another cgroup, {} for another network namespace",
@@ -172,16 +173,25 @@ fn limits(both: &Both<'_>, findings: &mut Vec<Finding>) {
         });
     }
     for (name, limit) in &both.now.limits {
-        let overflows = limit.overflow - both.before.limits.get(name).map_or(0, |b| b.overflow);
+        let earlier = both.before.limits.get(name).map_or(0, |b| b.overflow);
+        let overflows = limit.overflow.saturating_sub(earlier);
+        // Who goes on waiting for a connection was counted when the wait began.
+        let waiting = if name == "max_connections" { both.now.waiting } else { 0 };
         if limit.used >= limit.max {
             fine = false;
+            // Idle sockets fill the limit of connections, and make room.
+            let (weight, effect) = match (overflows, waiting) {
+                (0, 0) => (Weight::Notable, "in nobody's way just now".to_owned()),
+                (0, _) => (Weight::Cause, format!("{} waiting", plural(waiting, "exchange"))),
+                _ => {
+                    let often = plural(overflows, "time");
+                    (Weight::Cause, format!("{often} in the way just now"))
+                }
+            };
             findings.push(Finding {
                 layer: "limit",
-                weight: Weight::Cause,
-                evidence: format!(
-                    "{name} is reached: {} of {}, {overflows} times in the way just now",
-                    limit.used, limit.max
-                ),
+                weight,
+                evidence: format!("{name} is reached: {} of {}, {effect}", limit.used, limit.max),
                 setting: Some(setting(name)),
             });
         }
@@ -516,12 +526,11 @@ mod tests {
     #[test]
     fn each_incident_is_found_where_it_is() {
         assert!(layers(|_| {}).is_empty(), "all is well");
-        assert_eq!(layers(|s| s.clients = 0), ["clients"]);
+        assert!(layers(|s| s.clients = 0).is_empty(), "nobody came, nobody fails");
         assert_eq!(layers(|s| s.queue_overflow = 3), ["limit"]);
         assert_eq!(layers(|s| s.request_overflow = 3), ["limit"]);
         assert_eq!(layers(|s| s.retry_overflow = 3), ["limit"]);
         assert_eq!(layers(|s| s.connects_refused = 3), ["limit"]);
-        assert_eq!(layers(|s| s.limits.get_mut("max_connections").unwrap().used = 10), ["limit"]);
         assert_eq!(layers(|s| ejected(s, 2)), ["outlier"]);
         assert!(layers(|s| ejected(s, 1)).is_empty(), "the other one serves");
         assert_eq!(layers(|s| s.membership.as_mut().unwrap().used = 0), ["membership"]);
@@ -583,6 +592,25 @@ mod tests {
         let notes = findings.iter().filter(|finding| finding.weight == Weight::Notable);
         let notes: Vec<_> = notes.map(|finding| finding.evidence.as_str()).collect();
         assert_eq!(notes, ["the cgroup /b is not there: nobody in it is intercepted"]);
+    }
+
+    #[test]
+    fn a_full_limit_is_a_cause_only_if_it_is_in_the_way() {
+        let finding = |overflow: u64, waiting: u64| {
+            let mut now = snapshot();
+            let service = &mut now.services[0];
+            service.waiting = waiting;
+            let full = LimitSnapshot { max: 10, used: 10, overflow };
+            service.limits.insert("max_connections".to_owned(), full);
+            let all = explain("web", &snapshot(), &now).unwrap();
+            let limit = all.into_iter().find(|f| f.layer == "limit").unwrap();
+            let effect = limit.evidence.strip_prefix("max_connections is reached: 10 of 10, ");
+            (limit.weight, effect.unwrap_or_default().to_owned())
+        };
+        let expect = |weight, effect: &str| (weight, effect.to_owned());
+        assert_eq!(finding(0, 0), expect(Weight::Notable, "in nobody's way just now"));
+        assert_eq!(finding(0, 1), expect(Weight::Cause, "1 exchange waiting"));
+        assert_eq!(finding(2, 1), expect(Weight::Cause, "2 times in the way just now"));
     }
 
     #[test]
