@@ -279,9 +279,8 @@ fn membership(both: &Both<'_>, findings: &mut Vec<Finding>) {
         });
     }
     // Only a service whose clients choose the origins by what they dial has none by its configuration.
-    let dialled = membership.source == "static"
-        && membership.members == 0
-        && membership.left_out.is_empty();
+    let dialled =
+        membership.source == "static" && membership.members == 0 && membership.left_out.is_empty();
     if dialled {
         return;
     }

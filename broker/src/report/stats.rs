@@ -206,7 +206,8 @@ fn gateway(gateway: &GatewaySnapshot) -> Option<String> {
 /// Who the origins are; nothing where the configuration says it.
 fn membership(membership: &MembershipSnapshot) -> Option<String> {
     let MembershipSnapshot { source, members, healthy, used, widened, .. } = membership;
-    if source == "static" && used == members {
+    // Health checks may fail of all of them, and all be used still.
+    if source == "static" && used == members && healthy == members {
         return None;
     }
     let mut text = format!("{used} of {members} members used, {healthy} healthy");
@@ -553,6 +554,23 @@ mod tests {
         now.services[0].cgroups = [("/a".to_owned(), true), ("/b".to_owned(), false)].into();
         let shown = render(View { now: &now, since: None, previous: None }, Style::PLAIN);
         assert!(shown.contains("  cgroups that are not there: /b\n"), "{shown}");
+    }
+
+    #[test]
+    fn static_origins_that_are_not_healthy_are_told() {
+        let shown = |healthy| {
+            let source = "static".to_owned();
+            membership(&MembershipSnapshot {
+                source,
+                members: 2,
+                healthy,
+                used: 2,
+                ..Default::default()
+            })
+        };
+        assert_eq!(shown(2), None, "the configuration says it");
+        let text = shown(0).unwrap();
+        assert!(text.starts_with("2 of 2 members used, 0 healthy"), "{text}");
     }
 
     #[test]
