@@ -105,7 +105,7 @@ fn head(view: View<'_>, style: Style) -> String {
 
 fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style) -> String {
     let change = rates.and_then(|r| Some((r, r.service(&service.name)?)));
-    let mut exchanges = format!("{} exchanges", count(service.exchanges));
+    let mut exchanges = plural(service.exchanges, "exchange");
     if let Some((rates, change)) = change {
         append(&mut exchanges, format_args!(" ({}/s)", rates.per_second(change.exchanges)));
     }
@@ -118,15 +118,15 @@ fn service_block(service: &ServiceSnapshot, rates: Option<&Rates>, style: Style)
         append(&mut waiting, format_args!(", {} retries", count(service.retries)));
     }
     if service.connections_guaranteed > 0 {
-        let over = count(service.connections_guaranteed);
-        append(&mut waiting, format_args!(", {over} connections over the limit"));
+        let over = plural(service.connections_guaranteed, "connection");
+        append(&mut waiting, format_args!(", {over} over the limit"));
     }
     let name = style.paint(Paint::Bold, &service.name);
     let protocol = style.paint(Paint::Dim, &service.protocol);
     let mut out = style.flow(
         &format!("{name} {protocol}  "),
         &[
-            format!("{} clients, {} open", count(service.clients), count(service.clients_open)),
+            format!("{}, {} open", plural(service.clients, "client"), count(service.clients_open)),
             exchanges,
             format!("{} in, {} out", bytes(service.request_bytes), bytes(service.response_bytes)),
             waiting,
@@ -210,13 +210,13 @@ fn membership(membership: &MembershipSnapshot) -> Option<String> {
     if source == "static" && used == members && healthy == members {
         return None;
     }
-    let mut text = format!("{used} of {members} members used, {healthy} healthy");
+    let mut text = format!("{used} of {} used, {healthy} healthy", plural(*members, "member"));
     if let Some(size) = membership.subset {
         append(&mut text, format_args!(", subset of {size}"));
         if let (Some(begin), Some(end)) = (membership.ring_position, membership.ring_end) {
             append(&mut text, format_args!(" from {begin:.3} to {end:.3} of the ring"));
         }
-        append(&mut text, format_args!(", at most {} idle sockets", count(membership.idle_max)));
+        append(&mut text, format_args!(", at most {}", plural(membership.idle_max, "idle socket")));
     }
     if *widened > 0 {
         append(&mut text, format_args!(", {widened} in place of others"));
@@ -229,9 +229,9 @@ fn membership(membership: &MembershipSnapshot) -> Option<String> {
     if !membership.version.is_empty() {
         append(&mut text, format_args!(", version {}", membership.version));
     }
-    append(&mut text, format_args!(", {} changes", count(membership.changes)));
+    append(&mut text, format_args!(", {}", plural(membership.changes, "change")));
     if membership.refused > 0 {
-        append(&mut text, format_args!(", {} lists refused", count(membership.refused)));
+        append(&mut text, format_args!(", {} refused", plural(membership.refused, "list")));
     }
     text.push(')');
     Some(text)
@@ -428,7 +428,7 @@ fn kernel_line(d: &DatapathSnapshot, style: Style) -> String {
             count(d.broker_established),
             count(d.others_established)
         ),
-        format!("{} connects rewritten", count(d.rewritten)),
+        format!("{} rewritten", plural(d.rewritten, "connect")),
     ];
     let left = listed(&[
         ("stale heartbeat", d.left_stale_heartbeat),
@@ -446,11 +446,11 @@ fn kernel_line(d: &DatapathSnapshot, style: Style) -> String {
         parts.push(format!("steering: {}", listed(&events)));
     }
     if d.endpoints_evicted > 0 {
-        let evicted = format!("{} endpoints evicted", count(d.endpoints_evicted));
+        let evicted = format!("{} evicted", plural(d.endpoints_evicted, "endpoint"));
         parts.push(style.paint(Paint::Warn, &evicted));
     }
     if d.connections_not_followed > 0 {
-        let lost = format!("{} connections not followed", count(d.connections_not_followed));
+        let lost = format!("{} not followed", plural(d.connections_not_followed, "connection"));
         parts.push(style.paint(Paint::Warn, &lost));
     }
     style.flow(&name, &parts)
@@ -571,6 +571,31 @@ mod tests {
         assert_eq!(shown(2), None, "the configuration says it");
         let text = shown(0).unwrap();
         assert!(text.starts_with("2 of 2 members used, 0 healthy"), "{text}");
+    }
+
+    #[test]
+    fn one_of_a_thing_is_singular() {
+        let mut now = snapshot(&registry(), 1000);
+        let service = &mut now.services[0];
+        (service.clients, service.exchanges, service.connections_guaranteed) = (1, 1, 1);
+        service.membership = Some(MembershipSnapshot {
+            source: "file".to_owned(),
+            members: 1,
+            used: 1,
+            refused: 1,
+            changes: 1,
+            ..Default::default()
+        });
+        now.datapath.rewritten = 1;
+        let shown = render(View { now: &now, since: None, previous: None }, Style::PLAIN);
+        for part in [
+            "1 client, 0 open · 1 exchange · ",
+            "1 connection over the limit",
+            "1 of 1 member used, 0 healthy (from file, 1 change, 1 list refused)",
+            "1 connect rewritten",
+        ] {
+            assert!(shown.contains(part), "no {part:?} in\n{shown}");
+        }
     }
 
     #[test]
