@@ -24,6 +24,16 @@ pub(super) fn origin(text: &str) -> Result<SocketAddr, String> {
     Ok(address)
 }
 
+/// An origin that is listed in the file, where many expect that a name will do.
+pub(super) fn configured_origin(text: &str) -> Result<SocketAddr, String> {
+    origin(text).map_err(|rule| {
+        let host = text.rsplit_once(':').map_or(text, |(host, _)| host);
+        let in_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        let name = host.chars().all(in_name) && host.contains(|c: char| c.is_ascii_alphabetic());
+        if name { format!("{rule}; [service.discovery.dns] resolves names") } else { rule }
+    })
+}
+
 /// `10.0.0.1:80`, `10.0.0.0/8:80`, `[fd00::1]:80` or `[fd00::/64]:80`.
 pub(super) fn intercept(text: &str) -> Result<Intercept, String> {
     const FORM: &str = "must be ADDRESS:PORT or NET/LENGTH:PORT, such as 10.0.0.0/8:80 or \
@@ -183,6 +193,15 @@ mod tests {
         assert!(shown("[fe80::1]:80").starts_with("link-local destinations"));
         assert!(shown("[fe80::/10]:80").starts_with("link-local destinations"));
         assert_eq!(shown("[fe00::/7]:80"), "fe00::/7 80");
+    }
+
+    #[test]
+    fn names_of_origins_are_told_from_other_mistakes() {
+        let hint = |text: &str| configured_origin(text).unwrap_err().contains("discovery.dns");
+        assert!(["localhost:80", "www.example.com:80", "a_b", "1a-b:http"].into_iter().all(hint));
+        assert!(
+            !["10.0.0.1", "10.0.0.1:http", "fd00::1:80", "", "[fe80::1]:80"].into_iter().any(hint)
+        );
     }
 
     #[test]

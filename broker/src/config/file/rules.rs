@@ -127,7 +127,7 @@ fn netns(check: &mut Checker, text: &str) -> Option<IpAddr> {
 fn service(check: &mut Checker, raw: raw::Service) -> Service {
     name(check, &raw.name);
     let listen = addresses(check, "listen", &raw.listen, address::listen);
-    let origins = addresses(check, "origins", &raw.origins, address::origin);
+    let origins = addresses(check, "origins", &raw.origins, address::configured_origin);
     let protocol = protocol(check, &raw);
     let route = route(check, &raw);
     let steer = steer(check, &raw, protocol, route);

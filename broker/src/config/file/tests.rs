@@ -368,7 +368,7 @@ fn origin_rules() {
         &[
             "service \"web\": origins = \"0.0.0.0:80\": the unspecified address is nobody's; name the host's own",
             "service \"web\": origins = \"[ff02::1]:80\": TCP cannot connect to a multicast address",
-            "service \"web\": origins = \"example.com:80\": must be ADDRESS:PORT, such as 10.0.0.1:80 or [fd00::1]:80",
+            "service \"web\": origins = \"example.com:80\": must be ADDRESS:PORT, such as 10.0.0.1:80 or [fd00::1]:80; [service.discovery.dns] resolves names",
         ],
     );
     check(
@@ -1152,7 +1152,7 @@ fn health_check_rules() {
     check_keys(
         "type = \"http\"",
         &[
-            "service \"web\": health_check.path: must be a path such as \"/healthz\", as it stands in a request",
+            "service \"web\": health_check.path: is needed: a path such as \"/healthz\", as it stands in a request",
         ],
     );
     for path in ["", "healthz", "/a b", "/a#b", "/\u{e4}", "http://a/b"] {

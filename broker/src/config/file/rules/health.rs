@@ -109,8 +109,11 @@ fn http(check: &mut Checker, raw: &raw::HealthCheck, service: &str) -> Option<Ht
     let usable = path.starts_with('/') && plain(path) && !path.contains('#');
     let parsed_path = path.parse::<PathAndQuery>().ok().filter(|_| usable);
     if parsed_path.is_none() {
-        let value = raw.path.as_deref().map(quoted).unwrap_or_default();
-        let rule = "must be a path such as \"/healthz\", as it stands in a request";
+        let (value, needs) = match &raw.path {
+            Some(path) => (quoted(path), "must be"),
+            None => (String::new(), "is needed:"),
+        };
+        let rule = format!("{needs} a path such as \"/healthz\", as it stands in a request");
         check.broken("health_check.path", value, rule);
     }
     // A service's name that is no header value is a problem of its own.
