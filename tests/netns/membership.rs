@@ -213,6 +213,10 @@ fn a_list_that_cannot_be_used_changes_nothing() {
         fleet.daemon.service().unwrap().membership.unwrap().error.is_none()
     });
     assert_eq!(get(&fleet).status, 200);
+    let told = "the list is empty and not used";
+    eventually(SOON, "it is told", || fleet.daemon.log().contains(told));
+    let events = fleet.daemon.request("GET", "/v1/events").unwrap();
+    assert!(events.contains(told), "{events}");
 }
 
 #[test]

@@ -373,18 +373,29 @@ impl Followed {
         self.error(&self.latest.borrow()).unwrap_or_else(|| NOTHING_YET.to_owned())
     }
 
+    /// What is wrong with the source or with its list, even if the last one still serves.
+    fn trouble(&self) -> Option<String> {
+        let latest = self.latest.borrow();
+        latest.error.clone().or_else(|| self.is_kept_empty(&latest).then(|| EMPTY.to_owned()))
+    }
+
     /// What is wrong with the source, or with using what it says.
     fn error(&self, latest: &Latest) -> Option<String> {
-        let discovery = self.discovery.as_ref()?;
-        latest.error.clone().or_else(|| match latest.membership.as_deref() {
-            None => Some(NOTHING_YET.to_owned()),
-            Some(list) => {
-                let kept = list.is_empty() && discovery.on_empty == OnEmpty::Keep;
-                let used = self.chosen.borrow().as_ref().is_some_and(|all| !all.is_empty());
-                // Else the last one goes on being used, as the operator wants.
-                (kept && !used).then(|| EMPTY.to_owned())
+        self.discovery.as_ref()?;
+        latest.error.clone().or_else(|| {
+            if latest.membership.is_none() {
+                return Some(NOTHING_YET.to_owned());
             }
+            let used = self.chosen.borrow().as_ref().is_some_and(|all| !all.is_empty());
+            // Else the last one goes on being used, as the operator wants.
+            (self.is_kept_empty(latest) && !used).then(|| EMPTY.to_owned())
         })
+    }
+
+    /// Whether the list is empty, and the one before it is kept.
+    fn is_kept_empty(&self, latest: &Latest) -> bool {
+        let keeps = self.discovery.as_ref().is_some_and(|d| d.on_empty == OnEmpty::Keep);
+        keeps && latest.membership.as_ref().is_some_and(|list| list.is_empty())
     }
 
     /// Waits until it is known which gateway this is: the sockets of another one's subset would be
@@ -547,11 +558,25 @@ impl Followed {
                     self.tell(What::LimitLeft { limit: &limit, max, overflows });
                 }
             }
-            let now = self.latest.borrow().error.clone();
+            let now = self.trouble();
             if error != now {
                 self.tell(What::Source { error: now.as_deref() });
-                error = now;
             }
+            match (&error, &now) {
+                (None, Some(error)) => {
+                    let service = &self.name;
+                    tracing::warn!(
+                        service,
+                        error,
+                        "the source has no list to use: the last one stays"
+                    );
+                }
+                (Some(_), None) => {
+                    tracing::info!(service = self.name, "the source is in order again");
+                }
+                _ => {}
+            }
+            error = now;
         }
     }
 
