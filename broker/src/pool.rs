@@ -258,7 +258,9 @@ impl Pool {
                 return Ok(lease);
             }
             retry = lease.take_retry();
-            lease.settle(Verdict::Close(CloseReason::Unsolicited), None);
+            let reason =
+                if lease.has_bytes() { CloseReason::Unsolicited } else { CloseReason::OriginError };
+            lease.settle(Verdict::Close(reason), None);
             now = clock::now();
         }
     }

@@ -115,6 +115,11 @@ impl Lease {
         self.connection.as_ref().is_some_and(|c| c.stream.peek() == Queue::Empty)
     }
 
+    /// Whether bytes have come on the socket, and not only its end.
+    pub(super) fn has_bytes(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.stream.peek() == Queue::Bytes)
+    }
+
     /// Counts an exchange that ended at a clean boundary while the socket stays leased.
     pub fn exchange_ended(&mut self) {
         if let Some(connection) = &mut self.connection {
