@@ -288,7 +288,9 @@ fn an_origin_that_closes_after_a_body_has_left_none_unread() {
         client.send("POST /read HTTP/1.1\r\nHost: case\r\nContent-Length: 2\r\n\r\n").unwrap();
         // By itself, so that it is never steered.
         client.send("hi").unwrap();
-        assert_eq!(client.response().unwrap().text(), "/read", "{n}");
+        // Or it met the end of its socket, and must not be sent twice.
+        let status = client.response().unwrap().status;
+        assert!(matches!(status, 200 | 502), "{n}: {status}");
     }
     assert!(!daemon.log().contains("seems to answer a request's body"), "{}", daemon.log());
 }
