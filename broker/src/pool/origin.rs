@@ -153,6 +153,11 @@ impl Origin {
         }
     }
 
+    /// Whether what comes on a connection may be the answer to a body that somebody else has sent.
+    pub(super) fn distrusts(&self, connection: &Connection) -> bool {
+        connection.body_taken.is_some() && self.host.leaves_bodies()
+    }
+
     pub(super) fn count_failed_dial(&self, error: &io::Error) {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => &self.metrics.dial_refused,

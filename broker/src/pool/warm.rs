@@ -47,8 +47,7 @@ impl Shared {
         origin: &Rc<Origin>,
         connection: Connection,
     ) -> Option<Lease> {
-        let tainted = connection.body_taken.is_some() && origin.host.leaves_bodies();
-        let reason = if tainted {
+        let reason = if origin.distrusts(&connection) {
             Some(EvictReason::Exchange(CloseReason::UnreadBody))
         } else {
             self.dirt(connection.stream.peek())
@@ -79,7 +78,7 @@ impl Shared {
             Err(EvictReason::OriginRemoved)
         } else if connection.attached.as_ref().is_some_and(Attached::is_spent) {
             Err(EvictReason::Exchange(CloseReason::IncompleteRequest))
-        } else if connection.body_taken.is_some() && origin.host.leaves_bodies() {
+        } else if origin.distrusts(&connection) {
             Err(EvictReason::Exchange(CloseReason::UnreadBody))
         } else {
             origin.idle.borrow().admits(&connection.life, now)
